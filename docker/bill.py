@@ -1,4 +1,4 @@
-"""Completes an environment's software bill of materials: licences as text, Python, and the system's packages.
+"""Completes an environment's software bill of materials with free-text licences, Python, and Debian's packages.
 
 Usage: ENVIRONMENT/bin/python bill.py BILL
 """
@@ -16,13 +16,13 @@ Part = dict[str, Any]
 
 
 def in_words(name: str) -> list[Part]:
-    """Return the licence of an installed Python package that is given as free text, without an SPDX identifier."""
+    """Return the free-text licence (not an SPDX identifier) of an installed Python package; empty if there is none."""
     words = importlib.metadata.metadata(name).get("License", "").partition("\n")[0]
     return _named([words] if words else [])
 
 
 def debian_packages(root: Path) -> list[Part]:
-    """Return the packages that Debian's dpkg has installed below a folder; empty without dpkg.
+    """Return the packages that Debian's dpkg has installed below a folder, or an empty list without dpkg.
 
     Licences are taken from the package's copyright file if it is machine-readable:
     https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
@@ -40,8 +40,8 @@ def debian_packages(root: Path) -> list[Part]:
 
 def _debian_package(root: Path, fields: dict[str, str], system: dict[str, str]) -> Part:
     name, version = fields["Package"], fields["Version"]
-    # https://github.com/package-url/purl-spec/blob/main/types-doc/deb-definition.md; advisories are by source package,
-    # which scanners read in `upstream`.
+    # https://github.com/package-url/purl-spec/blob/main/types-doc/deb-definition.md. Security advisories name source
+    # packages, which scanners read from `upstream`.
     source, _, of_source = fields.get("Source", name).partition(" ")
     qualifiers = {"arch": fields["Architecture"], "distro": f"{system['ID']}-{system.get('VERSION_ID', '')}"}
     qualifiers |= (
@@ -67,7 +67,7 @@ def _python() -> Part:
 
 
 def main(path: Path) -> None:
-    """Complete the bill of materials in a file."""
+    """Add missing licences, Python and Debian's packages to the bill of materials in a file."""
     bill = json.loads(path.read_text())
     for part in bill["components"]:
         if "licenses" not in part and (licences := in_words(part["name"])):

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs the lock $2 into the environment $1, removes unused files, lists the packages, and compiles the rest.
-# In an environment that already has another lock's packages, only the new files are compiled.
+# If the environment already contains the packages of another lock, only the new files are compiled.
 set -eu
 environment=$1 lock=$2
 
@@ -31,8 +31,8 @@ find "$environment/lib" -type f \( -name stablehlo_extension.so -o -name libLite
   "$environment/bin/python"
 "$environment/bin/python" bill.py "$environment/sbom.cdx.json"
 
-# unchecked-hash: Python does not compare the files with their sources at every start. One process and one order: reference
-# counts of objects are part of the compiled file, and depend on the files that were compiled before.
+# unchecked-hash: Python does not compare the compiled files with their sources at every start. One process compiles in
+# a fixed order, because a compiled file contains reference counts, which depend on the files that were compiled before.
 find "$environment/lib" -name '*.py' $([ ! -f compiled ] || echo -newer compiled) | LC_ALL=C sort \
   | "$environment/bin/python" -m compileall -fq --invalidation-mode unchecked-hash -i -
 touch compiled

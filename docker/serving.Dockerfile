@@ -1,6 +1,6 @@
 # The image that serves an export on CPU, without TensorFlow, Keras and the steps.
 # Build from the repository root: make image-serving
-# The base is that of docker/Dockerfile; any image with Python 3.11 to 3.13, venv and pip works.
+# The base image is the same as in docker/Dockerfile. Any image with Python 3.11 to 3.13, venv and pip works.
 ARG BASE=python:3.13-slim-trixie@sha256:9662417aace5ae7b8e2609cce472b72a8958e134ba372808abe9cc1a0c0125e6
 
 FROM ${BASE} AS environment
@@ -27,7 +27,7 @@ RUN SOURCE_DATE_EPOCH=0 useradd --create-home --uid 1000 server
 COPY --from=environment /opt/serving /opt/serving
 COPY --from=code /code /opt/serving
 USER server
-# PYTHONSAFEPATH: modules in the current folder, which others may be able to write to, are not imported.
+# PYTHONSAFEPATH: Python does not import modules from the current folder, to which other users may be able to write.
 ENV PATH=/opt/serving/bin:${PATH} PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/opt/serving
 EXPOSE 8080
 # No HEALTHCHECK: Vertex AI and Kubernetes request the health route themselves.

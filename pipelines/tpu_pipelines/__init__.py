@@ -42,7 +42,7 @@ __all__ = [
     "run",
     "train",
 ]
-# Module of the names that are not in `library`.
+# Modules of the public names that are not in `library`.
 _MODULES = {
     "on_machine": "machines",
     **dict.fromkeys(("StepCase", "StepComparison", "StepReport", "compare_steps", "mesh", "preflight_step"), "steps"),
@@ -50,7 +50,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name's module when the name is first used. The command line does not need all of them."""
+    """Import the module of a public name on first use, because the command line does not need all modules."""
     if name in __all__:
         return getattr(importlib.import_module(f"tpu_pipelines.api.{_MODULES.get(name, 'library')}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

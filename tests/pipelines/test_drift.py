@@ -69,7 +69,7 @@ def test_other_data_that_look_alike_are_no_occasion_where_drift_is(decide):
     assert not decision.needed
     assert "data" in decision.changed
     assert decision.reason.endswith(
-        "no statistic of the data has drifted, comparing 1,200 examples with the 1,797 of digits 0001"
+        "no statistic of the data has drifted, comparing 1,200 examples with the 1,797 examples of digits 0001"
     )
     assert decide(1.0, "drifted,changed").needed
 
@@ -77,7 +77,7 @@ def test_other_data_that_look_alike_are_no_occasion_where_drift_is(decide):
 def test_data_that_have_drifted_are_one_and_their_figures_are_named(decide):
     decision = decide(0.7)
     assert decision.needed
-    assert "the data have drifted, comparing 1,200 examples with the 1,797 of digits 0001: " in decision.reason
+    assert "the data have drifted, comparing 1,200 examples with the 1,797 examples of digits 0001: " in decision.reason
     assert "brightness " in decision.reason
 
 

@@ -1,7 +1,8 @@
-"""Adds IDs of scheme 2 to files of an earlier version: `python -m tpu_components.create_tfrecords.convert_ids`.
+"""Adds example IDs of scheme 2 to files that an earlier version wrote (`examples.npy` and `trained_on.npy`).
 
-These files have only IDs of scheme 1, which depend on the settings of the records. If you write the records again with
-the original settings, the new records have the IDs of both schemes.
+Usage: `python -m tpu_components.create_tfrecords.convert_ids RECORDS FILES`. The files contain only IDs of scheme 1,
+which depend on the settings of the records. RECORDS is a folder of the same data, written again by this version with
+the original settings: these records contain the IDs of both schemes. The module `example_ids` describes the schemes.
 """
 
 import dataclasses
@@ -22,9 +23,13 @@ from tpu_components.core.files.unpacking import read_arrays
 
 @dataclasses.dataclass(frozen=True)
 class Converted:
-    """Numbers of converted files, of all IDs in these files, and of IDs that now belong to scheme 2.
+    """Counts of the files that `convert_ids` converted, and of the examples in these files.
 
-    An example that is no longer in the data keeps only its ID of scheme 1.
+    Attributes:
+        num_files: Number of converted files.
+        num_ids: Number of examples in all files together.
+        num_converted: Number of these examples that now have an ID of scheme 2. Examples that are no longer in the data
+            keep only their IDs of scheme 1.
     """
 
     num_files: int
@@ -33,7 +38,7 @@ class Converted:
 
 
 def convert_ids(records_dir: Path, files: Sequence[str]) -> Converted:
-    """Add IDs of scheme 2 to files of example IDs.
+    """Add the IDs of scheme 2 to files that contain only example IDs of scheme 1.
 
     Args:
         records_dir: Records of the same data, written with the original settings (image_size, channels, encoding,
@@ -42,7 +47,7 @@ def convert_ids(records_dir: Path, files: Sequence[str]) -> Converted:
             models.
 
     Raises:
-        InputError: If a file cannot be read, or none of its IDs is in the records.
+        InputError: If a file cannot be read, the records have no IDs of scheme 2, or no ID of a file is in the records.
     """
     by_split = [load_identities(records_dir, split) for split in SPLITS]
     if all(ids is None for ids in by_split):
@@ -83,9 +88,11 @@ def main() -> int:
     parser.add_argument(
         "records",
         type=command_line.local_path,
-        help="Records of the same data, with all splits, written with the original settings.",
+        help="Folder of records of the same data, with all splits, written again with the original settings.",
     )
-    parser.add_argument("files", nargs="+", help="Files examples.npy or trained_on.npy, local or in a bucket.")
+    parser.add_argument(
+        "files", nargs="+", help="Files examples.npy and trained_on.npy to convert in place, local or in a bucket."
+    )
     return command_line.run(parser, lambda arguments: (convert_ids(arguments.records, arguments.files), DONE))
 
 

@@ -39,7 +39,7 @@ _RECORD_OVERHEAD_BYTES, _PASSAGE_OVERHEAD_BYTES = 80, 100
 
 
 class EncodedExample(NamedTuple):
-    """An example in its stored form.
+    """An example in the form in which a record stores it, and its measurements.
 
     Attributes:
         fields: Fields of the record, without label and key.
@@ -47,9 +47,9 @@ class EncodedExample(NamedTuple):
         identity: Example ID of both schemes, an element of `ID_TYPE` as 16 bytes; see `example_ids`.
         picture: Small version of an image, from which its perceptual hash and grey levels are computed. None for other
             inputs.
-        figures: Measurements of the example, in the order of `measuring.FIGURES` and without those of `picture`. For
-            images: height and width. For texts: words, unknown words in thousandths, and bytes per word in tenths. None
-            if the example is not measured.
+        figures: Measurements that are not computed from `picture`, in the order of `measuring.FIGURES`. For images:
+            height and width. For texts: number of words, share of unknown words in thousandths, and bytes per word in
+            tenths. None if the example is not measured.
         num_pixels: Number of pixels in an image's file, before it is resized.
     """
 
@@ -63,12 +63,12 @@ class EncodedExample(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ImageEncoder:
-    """Encodes images as raw pixels, as JPEG files of one shape, or as their original files.
+    """Encodes images as raw pixels, as JPEG files of the same shape, or as their original files.
 
     Attributes:
         image: Size and channels that images are converted to.
         input: Description of the examples in the manifest.
-        jpeg_quality: Quality of the JPEG files of one shape.
+        jpeg_quality: Quality of the JPEG files, if images are stored as JPEG files of the same shape.
         measured_share: Share of the images for which `figures` are computed.
         keeps_bytes: Whether the images stay in records of another program, so that they cannot be converted.
     """
@@ -80,7 +80,7 @@ class ImageEncoder:
     keeps_bytes: bool = False
 
     def store(self, key: str, content: Any, known: bytes | None) -> EncodedExample:
-        """Check and encode a file's bytes or an array's element.
+        """Check and encode an image: the bytes of an image file, or an element of an array.
 
         Args:
             key: Key of the example, for messages.
@@ -89,7 +89,7 @@ class ImageEncoder:
 
         Raises:
             UnreadableError: If the example must be quarantined.
-            InputError: If the shape of the image differs from other images. In that case, no records are written.
+            InputError: If the image has another shape than the first image. In that case, no records are written.
         """
         if self.input.encoding == ENCODED:
             payload, shape, picture = check_encoded(content, self.image)
@@ -121,7 +121,7 @@ class ImageEncoder:
         )
 
     def _identify(self, content: Any, picture: Picture, known: bytes | None, stored: bytes) -> bytes:
-        """Return the ID of an image in scheme 2.
+        """Return the example ID of an image in scheme 2, which the module `example_ids` describes.
 
         Args:
             content: Bytes of the file, or element of the array.
@@ -185,7 +185,7 @@ class CorpusEncoder:
 
 
 Encoder = ImageEncoder | TextEncoder | CorpusEncoder
-"""Checks and encodes examples; it is sent to the worker processes."""
+"""An object that checks and encodes examples. It is sent to the worker processes."""
 
 
 def _odd_shape_error(expected: tuple[int, int, int], key: str, shape: Sequence[int]) -> InputError:
@@ -202,7 +202,7 @@ def _odd_shape_error(expected: tuple[int, int, int], key: str, shape: Sequence[i
 
 
 def choose_encoder(plan: DatasetPlan, counts: Counter[bytes] | None) -> tuple[Encoder, int]:
-    """Choose how to encode the examples of a plan. Return the encoder and the estimated bytes of a record.
+    """Choose how to encode the examples of a plan. Return the encoder and the estimated size of a record in bytes.
 
     Args:
         plan: Examples to encode.
@@ -221,9 +221,9 @@ def choose_encoder(plan: DatasetPlan, counts: Counter[bytes] | None) -> tuple[En
 
 
 def _choose_text_encoder(plan: DatasetPlan, counts: Counter[bytes]) -> tuple[TextEncoder, int]:
-    """Choose how to encode texts, by the words of the training split.
+    """Return an encoder for texts, and the estimated size of a record in bytes.
 
-    Also return the estimated bytes of a record.
+    The encoder's vocabulary consists of the most frequent words of the training split.
     """
     params, listing = plan.params, plan.listing
     if not counts:
@@ -244,9 +244,9 @@ def _choose_text_encoder(plan: DatasetPlan, counts: Counter[bytes]) -> tuple[Tex
 
 
 def _choose_image_encoder(plan: DatasetPlan) -> tuple[ImageEncoder, int]:
-    """Choose how to encode images, by the first readable image.
+    """Return an encoder for images, and the estimated size of a record in bytes.
 
-    Also return the estimated bytes of a record.
+    The first readable image determines the shape of all images, unless the parameters or an array determine it.
     """
     params, listing = plan.params, plan.listing
     size = (params.image_size[0], params.image_size[1]) if params.image_size else None
@@ -265,8 +265,8 @@ def _choose_image_encoder(plan: DatasetPlan) -> tuple[ImageEncoder, int]:
         encoding = listing.stored.encoding
         if encoding == RAW and (size or params.channels):
             raise InputError(
-                "Training reads raw pixels as they are stored, without data.image_size and data.channels. Remove them, "
-                "or set data.rewrite to true."
+                "With data.rewrite=false, training reads raw pixels as they are stored, so data.image_size and "
+                "data.channels cannot be used. Remove these settings, or set data.rewrite to true."
             )
     if listing.images is not None:
         if encoding not in ("auto", RAW) or any(margin):
@@ -292,16 +292,16 @@ def _choose_image_encoder(plan: DatasetPlan) -> tuple[ImageEncoder, int]:
 
 
 def _margin(size: tuple[int, int] | None, share: float) -> tuple[int, int]:
-    """Return the additional rows and columns of stored images, half of them on each side.
+    """Return how many rows and columns stored images have in addition to `size`, half of them on each side.
 
-    Return (0, 0) if no size was requested.
+    Return (0, 0) if `size` is None.
     """
     height, width = (2 * round(side * share / 2) for side in size or (0, 0))
     return height, width
 
 
 def _for_photos(plan: DatasetPlan, image: ImageRule) -> str:
-    """Choose between storing the original files and resizing them once, by the sizes of a few photos."""
+    """Return the encoding for photos: RESIZED if a few sampled photos are larger than needed, otherwise ENCODED."""
     if image.image_size is None:
         return ENCODED
     count = len(plan.listing.keys)

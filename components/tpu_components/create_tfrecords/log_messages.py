@@ -22,17 +22,18 @@ _LISTED = 100  # Number of bad inputs to list if there are more than `max_bad_fr
 
 
 def say_statistics(encoder: TextEncoder, manifest: Manifest) -> None:
-    """Log the vocabulary size, and how many texts of each split were cut or padded. Warn about unknown words."""
+    """Log the vocabulary size, and how many texts of each split were truncated or padded. Warn about unknown words."""
     texts = encoder.input
     side = "first" if texts.truncate == END else "last"
     progress.say(
         STEP,
-        f"vocabulary of {len(encoder.vocabulary):,} words; longer texts keep their {side} {texts.num_tokens} tokens",
+        f"vocabulary of {len(encoder.vocabulary):,} words. Texts with more than {texts.num_tokens} tokens keep only "
+        f"their {side} {texts.num_tokens} tokens",
     )
     for name, split in manifest.splits.items():
         totals = split.statistics
         line = (
-            f"{name}: {totals['num_truncated']:,} of {split.num_examples:,} texts cut, {totals['num_padded']:,} "
+            f"{name}: {totals['num_truncated']:,} of {split.num_examples:,} texts truncated, {totals['num_padded']:,} "
             f"padded, {totals['num_unknown'] / totals['num_tokens']:.2%} of the kept tokens unknown"
         )
         progress.say(STEP, line)
@@ -47,15 +48,16 @@ def say_corpus(manifest: Manifest) -> None:
     """Log how many characters and passages each split has."""
     for name, split in manifest.splits.items():
         characters, unknown = (split.statistics[count] for count in ("num_characters", "num_unknown"))
-        passages = f"{split.num_examples:,} passages of {manifest.input.shape[0]}"
+        passages = f"{split.num_examples:,} passages of {manifest.input.shape[0]} characters"
         line = f"{name}: {characters:,} characters, each predicted once, in {passages}"
         progress.say(STEP, f"{line}; {unknown:,} characters are not in the training split")
 
 
 def say_copies(manifest: Manifest, summary: Mapping[str, Any], is_copy: np.ndarray, splits: np.ndarray) -> None:
-    """Log how many examples are copies, and how many were left out.
+    """Log how many examples are copies, and how many copies were left out.
 
-    Also log how many held-out examples have a copy in training, and how many sets of copies have several labels.
+    Also log how many held-out examples have a copy in the training split, and how many sets of copies have several
+    labels.
     """
     plural = manifest.input.plural
     if summary["sets"]:
@@ -85,7 +87,7 @@ def say_losses(counts: Mapping[str, int], num_images: int) -> None:
 
 
 def say_content(manifest: Manifest) -> None:
-    """Log the number of examples, in all, by class and by split."""
+    """Log the number of examples in total, by class and by split, and the number of rotated photos."""
     splits = manifest.splits
     num_examples = sum(split.num_examples for split in splits.values())
     statistics = sum((Counter(split.statistics) for split in splits.values()), Counter[str]())
@@ -103,9 +105,9 @@ def say_content(manifest: Manifest) -> None:
 
 
 def say_shares(plan: DatasetPlan, manifest: Manifest) -> None:
-    """Log the share of the examples in the test and validation splits, for the data and for each class.
+    """Log the shares of the examples that are in the test and validation splits, and the requested shares.
 
-    Also log the share that was requested.
+    For a classification, also log the smallest and the largest share of a class.
     """
     own = plan.listing.splits
     params = plan.params
@@ -126,13 +128,13 @@ def say_shares(plan: DatasetPlan, manifest: Manifest) -> None:
         line = "; ".join(shown)
         progress.say(
             STEP,
-            f"{line}. The split of an example does not depend on other examples, so a test example never becomes "
-            "a training example",
+            f"{line}. Except with small classes or few groups, the split of an example does not depend on other "
+            "examples, so a test example does not become a training example when you add data",
         )
 
 
 def check_budget(plan: DatasetPlan, manifest: Manifest) -> None:
-    """Log the inputs that were quarantined, with the reasons, and check that there are not too many.
+    """Log the quarantined inputs with the reasons, and check that there are not too many.
 
     Raises:
         InputError: If their share is larger than `max_bad_fraction`, or a split has no examples left.
@@ -146,11 +148,11 @@ def check_budget(plan: DatasetPlan, manifest: Manifest) -> None:
     for item in shown:
         progress.say(STEP, f"quarantined {item.key!r}: {item.reason}")
     if len(bad) > len(shown):
-        progress.say(STEP, f"and {len(bad) - len(shown):,} more. The manifest lists them")
+        progress.say(STEP, f"quarantined {len(bad) - len(shown):,} more inputs. The manifest lists them")
     require_few(bad, total, plan.params, "are unreadable")
     for name in plan.order:
         if name not in manifest.splits or not manifest.splits[name].num_examples:
             raise InputError(
-                f"The {name!r} split has no readable examples left after {len(bad)} were quarantined. Repair these, "
-                "or add readable examples."
+                f"The {name!r} split has no readable examples left after {len(bad)} were quarantined. Repair the "
+                "quarantined inputs, or add readable examples."
             )

@@ -1,4 +1,4 @@
-"""Merges the parts that workers have encoded into shards, and collects the metadata of the examples."""
+"""Builds shards from the parts that workers have encoded, and collects the metadata of the examples."""
 
 import dataclasses
 import hashlib
@@ -56,9 +56,9 @@ def regroup(plan: DatasetPlan, before: "Merger", bytes_each: int, staged: Path) 
 
 
 def _frames_at(records: Spans, numbers: np.ndarray) -> list[memoryview]:
-    """Return the framed records at indices of `records`.
+    """Return the framed records with the indices `numbers`, as views of memory-mapped files.
 
-    The memory-mapped files close when all views are deleted.
+    The files are closed when all views are deleted.
     """
     files = records.files[numbers]
     maps = {file: np.memmap(records.paths[file], np.uint8, "r").data for file in np.unique(files).tolist()}
@@ -93,7 +93,10 @@ class Merger:
         self.bad: list[Quarantined] = []
 
     def add(self, task: WorkerTask, part: Part) -> None:
-        """Append the examples of a task to its shard, unless they stay in a file of another program."""
+        """Append the encoded examples of a task to the task's shard, and collect their metadata.
+
+        No shard is written if the examples stay in the files of another program.
+        """
         if self._plan.listing.stored is None:
             with open(self._directory / task.shard, "ab") as file:
                 file.write(part.content)
@@ -113,9 +116,10 @@ class Merger:
                 self._columns.setdefault(name, Column(rows.dtype, rows.shape[1:])).extend(rows)
 
     def metadata(self, places: np.ndarray) -> Part:
-        """Return the metadata of the examples at `places`, positions in storage order, int[…].
+        """Return the metadata of some examples, as a part without records and digests.
 
-        Digests are left out.
+        Args:
+            places: Positions of the examples in storage order, int[…].
         """
         own = {name: self._columns[name].rows()[places] for name in METADATA if name in self._columns}
         return Part("", kept=np.arange(len(places), dtype=np.int32), digests=b"", **own)
@@ -140,7 +144,7 @@ class Merger:
 
     @property
     def totals(self) -> dict[str, int]:
-        """Counts of all stored examples together, in the order of `measuring.COUNTS`."""
+        """Sum of each count over all stored examples, by name, in the order of `measuring.COUNTS`."""
         totals = self._columns["counts"].rows().sum(axis=0, dtype=np.int64).tolist()
         return dict(zip(COUNTS[self._plan.listing.kind], totals, strict=True))
 
@@ -160,9 +164,10 @@ class Merger:
         return dict(zip(sizes, rows, strict=True))
 
     def find_copies(self, words: np.ndarray | None) -> Copies:
-        """Find the copies among the stored examples, and the texts that were not written because they are copies.
+        """Find the copies among the stored examples and the texts that the plan leaves out.
 
-        The perceptual hashes are then deleted, because they take most of the memory.
+        These texts were not written, because they are copies of texts in other splits. The perceptual hashes are
+        deleted afterwards, because they take most of the memory.
 
         Args:
             words: Hash of the words of each text: uint64[num_examples], or None for images.
@@ -273,7 +278,10 @@ class Merger:
 
 
 def _check_scheme(place: str, retired: np.ndarray, num_known: int) -> None:
-    """Warn if the data contain no example of a retired test set, or too few because its IDs are of scheme 1.
+    """Warn if examples of a retired test set seem to be missing from the data.
+
+    IDs of scheme 2 cause a warning only if no example is in the data. IDs of scheme 1 depend on the settings of the
+    records, so they cause a warning if any example is not in the data, and an error if no example is.
 
     Args:
         place: File of the retired test set.
@@ -281,8 +289,7 @@ def _check_scheme(place: str, retired: np.ndarray, num_known: int) -> None:
         num_known: Number of these examples that are in the data.
 
     Raises:
-        InputError: If the IDs of the test set are of scheme 1, which depend on the settings of the records, and none of
-            its examples is in the data.
+        InputError: If the IDs of the test set are of scheme 1, and none of its examples is in the data.
     """
     is_old = len(retired) and not retired["scheme2"].any()
     num_missing = len(retired) - num_known

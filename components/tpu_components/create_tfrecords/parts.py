@@ -1,4 +1,4 @@
-"""Tasks and parts.
+"""Divides a data set into tasks, and encodes each task as a part.
 
 A task is a range of a shard's examples. A part is the file into which a worker encodes these examples.
 """
@@ -39,7 +39,7 @@ _WRITTEN_AT_ONCE = 1 << 18  # Bytes that stay in a processor's cache.
 
 
 class WorkerTask(NamedTuple):
-    """Examples that a worker gets at once: their split, the name of their shard, and their indices in the listing."""
+    """Examples that a worker encodes in one call: their split, the name of their shard, and their listing indices."""
 
     split: str
     shard: str
@@ -48,7 +48,7 @@ class WorkerTask(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """The examples of a task in the form in which a worker wrote them.
+    """The encoded examples of a task, and their metadata.
 
     Attributes:
         path: File that a worker wrote. It begins with the framed records. Bytes after the records are ignored.
@@ -110,7 +110,7 @@ def plan_shards(
 
 
 def count_per_task(bytes_each: int) -> int:
-    """Return the number of examples that a worker process gets at once if each has `bytes_each` bytes."""
+    """Return the largest number of examples in a task if each example has `bytes_each` bytes."""
     return min(max(_TASK_BYTES // bytes_each, 1), TASK_EXAMPLES)
 
 
@@ -129,7 +129,14 @@ def share_out(num_examples: int, most: int, num_workers: int) -> int:
 def cut_into_tasks(
     order: Mapping[str, np.ndarray], bytes_each: int, target_shard_mib: int, task_examples: int
 ) -> Iterator[WorkerTask]:
-    """Yield the tasks of all shards, in storage order. A shard has one or more tasks."""
+    """Divide all examples into shards, and each shard into one or more tasks. Yield the tasks in storage order.
+
+    Args:
+        order: Examples of each split in storage order: int[…], indices into the listing.
+        bytes_each: Estimated size of a record, in bytes.
+        target_shard_mib: Wanted shard size, in MiB.
+        task_examples: Largest number of examples in a task.
+    """
     for split, indices in order.items():
         for name, (start, end) in plan_shards(split, len(indices), len(indices) * bytes_each, target_shard_mib).items():
             for at in range(start, end, task_examples):
@@ -137,7 +144,10 @@ def cut_into_tasks(
 
 
 def cut_files(stored: StoredRecords, order: Mapping[str, np.ndarray], task_examples: int) -> Iterator[WorkerTask]:
-    """Yield the tasks of files that stay where they are, in storage order; the shard of a task is the file's path."""
+    """Divide the examples of existing TFRecord files, which are not rewritten, into tasks.
+
+    The tasks are yielded in storage order. The shard name of a task is the path of its file.
+    """
     starts = dict.fromkeys(order, 0)
     for split, indices in order.items():
         for file in (file for file in stored.files if file.split == split):
@@ -148,10 +158,10 @@ def cut_files(stored: StoredRecords, order: Mapping[str, np.ndarray], task_examp
 
 
 def write_part(encoder: Encoder, path: str, examples: Selection) -> Part:
-    """Check and encode the examples of a task in a worker process. Return their metadata.
+    """Check and encode the examples of a task, and write their records to a file. Return their metadata.
 
-    An existing file at `path` is overwritten from its start and not truncated, because allocating the pages of a new
-    file costs more than writing them. The records are at the start of the file.
+    Worker processes call this function. An existing file at `path` is overwritten from its start and not truncated,
+    because allocating the pages of a new file costs more than writing them.
 
     Args:
         encoder: Encoder of the examples.
@@ -247,13 +257,13 @@ class _Seen:
 
 
 def read_records(part: Part) -> Part:
-    """Return a part with its framed records. A worker of this machine wrote them to `part.path`."""
+    """Read the framed records that a worker on this machine wrote to `part.path`. Return the part with its records."""
     with open(part.path, "rb") as file:
         return dataclasses.replace(part, content=file.read(sum(part.sizes)))
 
 
 def part_bytes(part: Part) -> bytes:
-    """Return the content of a part's file: its metadata and its framed records."""
+    """Serialize the metadata and the framed records of a part, as the content of an .npz file."""
     bad = [dataclasses.asdict(item) for item in part.bad]
     arrays = {name: array for name in ("kept", *METADATA) if (array := getattr(part, name)) is not None}
     file = io.BytesIO()
@@ -267,7 +277,11 @@ def part_bytes(part: Part) -> bytes:
 
 
 def read_part(uri: str, file: bytes) -> Part:
-    """Parse the content of a part's file, and compute the digests of its records again.
+    """Parse a part that `part_bytes` serialized. The digests of its records are not stored, but computed again.
+
+    Args:
+        uri: Path or URI of the file, for messages.
+        file: Content of the file.
 
     Raises:
         InputError: If the file is not a part.
@@ -305,8 +319,8 @@ def check_part(part: Part, listing: Listing, indices: np.ndarray) -> None:
             raise ValueError("examples in another order")
         if (keys := [item.key for item in part.bad]) != pick(listing.keys, indices[left]):
             raise ValueError(
-                f"{len(part.kept):,} examples and {len(keys):,} quarantined inputs, but the task has other "
-                f"{len(indices):,} examples"
+                f"{len(part.kept):,} examples and {len(keys):,} quarantined inputs, but the task has "
+                f"{len(indices):,} other examples"
             )
         kept = indices[part.kept]
         weights = [None] * len(kept) if listing.weights is None else listing.weights[kept, None].tolist()

@@ -1,4 +1,4 @@
-"""Plans the whole data set before anything is written. So a bad source is rejected within seconds."""
+"""Plans the splits and the order of a data set before anything is written, so a bad source is rejected in seconds."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -34,8 +34,9 @@ class DatasetPlan:
             examples. Empty splits are left out.
         split_rule: Rule that assigns the splits, in words.
         rule_version: Version of that rule.
-        whole: All examples of all splits in stored order: indices into the listing.
-        left_out: Examples that are in no split because they are copies: int[…], indices into the listing.
+        whole: All examples in stored order, including `left_out`: indices into the listing.
+        left_out: Examples that are in no split, because they are copies or are in retired test sets: int[…], indices
+            into the listing.
     """
 
     params: WriteParams
@@ -51,7 +52,7 @@ class DatasetPlan:
 
         Args:
             examples: Indices of the examples, int[…].
-            splits: Split of each of these examples, int8[…]: an index into `SPLITS`, or LEFT_OUT for a copy.
+            splits: Split of each of these examples, int8[…]: an index into `SPLITS`, or LEFT_OUT.
         """
         rank = np.empty_like(self.whole)
         rank[self.whole] = np.arange(len(rank), dtype=rank.dtype)
@@ -67,7 +68,11 @@ class DatasetPlan:
         return self.splits_of(self.order)
 
     def splits_of(self, order: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the split of every example, as in `splits`, if the splits have the given examples: {split: int[…]}."""
+        """Return the split of every example of the listing, in the form of `splits`.
+
+        Args:
+            order: Examples by split name: int[…], indices into the listing. All other examples are LEFT_OUT.
+        """
         splits = np.full(len(self.listing.keys), LEFT_OUT, np.int8)
         for name, indices in order.items():
             splits[indices] = SPLITS.index(name)
@@ -102,8 +107,14 @@ def _where(listing: Listing, params: WriteParams) -> str:
 def require_few(bad: Sequence[Quarantined], total: int, params: WriteParams, what: str) -> None:
     """Check that not too many inputs are quarantined.
 
+    Args:
+        bad: Quarantined inputs.
+        total: Number of all inputs.
+        params: Parameters of the records, with `max_bad_fraction`.
+        what: Predicate of the error message, such as `are unreadable`.
+
     Raises:
-        InputError: If the share of these inputs is larger than `max_bad_fraction`.
+        InputError: If the share of quarantined inputs is larger than `max_bad_fraction`.
     """
     if len(bad) > params.max_bad_fraction * total:
         raised = "raise data.max_bad_fraction"
@@ -125,8 +136,9 @@ def plan_dataset(params: WriteParams, listing: Listing | None = None, data_versi
         data_version: Expected `source_version` of the listing. If empty, any version is accepted.
 
     Raises:
-        InputError: If the source cannot be used or has another version, more rows lack a value than `max_bad_fraction`
-            allows, a requested split has no examples, or a target of a regression is constant in the training split.
+        InputError: If the source cannot be used or has another version, more inputs are unusable than
+            `max_bad_fraction` allows, a requested split has no examples, or all weights are 0 or a target of a
+            regression is constant in the training split.
     """
     listing = listing or list_examples(params)
     require_version(params, listing, data_version)
@@ -173,9 +185,9 @@ def plan_dataset(params: WriteParams, listing: Listing | None = None, data_versi
 
 
 def _plan_stored(params: WriteParams, listing: Listing) -> DatasetPlan:
-    """Return the plan of records that are used as they are: in their splits, files and order.
+    """Return a plan for existing records, which keep their splits, files and order.
 
-    Without a training split, they can still be evaluated on.
+    A training split is not required, because records without one can still be used for evaluation.
     """
     splits = listing.splits
     assert splits is not None
@@ -187,7 +199,16 @@ def _plan_stored(params: WriteParams, listing: Listing) -> DatasetPlan:
 
 
 def _check_training(params: WriteParams, listing: Listing, training: np.ndarray) -> None:
-    """Raise InputError if there is nothing to learn from the training examples, indices into the listing."""
+    """Check that training examples do not all have weight 0 and that their regression targets vary.
+
+    Args:
+        params: Parameters of the records.
+        listing: The examples.
+        training: Training examples: int[…], indices into the listing.
+
+    Raises:
+        InputError: If all weights are 0, or a target of a regression is constant.
+    """
     if params.task == REGRESSION:
         check_variation(listing.labels[training], listing.class_names)
     if listing.weights is not None and not listing.weights[training].any():

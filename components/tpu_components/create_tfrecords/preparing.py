@@ -49,11 +49,12 @@ def count_workers(params: WriteParams) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
-    """Words of the texts of a plan.
+    """Word statistics of the texts of a plan.
 
     Attributes:
-        words: Hash of each text's tokens by the rule `words`, uint64[num_examples]. It is equal for equal tokens.
-        counts: Number of occurrences of each token in the training split, by the rule of the data set.
+        words: Hash of each text's words, uint64[num_examples]. The texts are split by the tokenization `words`. Texts
+            with the same words in the same order have the same hash.
+        counts: Number of occurrences of each token in the training split, with the tokenization of the data set.
     """
 
     words: np.ndarray
@@ -101,7 +102,7 @@ def divide_by_words(plan: DatasetPlan, words: np.ndarray) -> DatasetPlan:
 
 
 def _read_texts(plan: DatasetPlan, examples: np.ndarray, are_counted: np.ndarray) -> tuple[bytes, Counter[bytes]]:
-    """Return the result of `_read_words` for given texts, which worker processes read."""
+    """Read texts in worker processes. Return their hashes and word counts, as `_read_words` computes them."""
     hashes = bytearray()
     counts = Counter[bytes]()
     chunks = [examples[i : i + TASK_EXAMPLES] for i in range(0, len(examples), TASK_EXAMPLES)]
@@ -121,8 +122,9 @@ def _read_texts(plan: DatasetPlan, examples: np.ndarray, are_counted: np.ndarray
 def _read_words(texts: Selection, are_counted: Sequence[bool], rule: Tokenization) -> tuple[bytes, Counter[bytes]]:
     """Return a hash of 8 bytes for the words of each text, and the word counts of the texts with `are_counted`.
 
-    The hashes always use the rule `words`, so that the splits of copies do not depend on the rule of the data set. A
-    text that cannot be read, is not UTF-8 or has no words gets the hash of its key. `store` quarantines this text.
+    The hashes always use the tokenization `words`, so that the splits of copies do not depend on the tokenization of
+    the data set. A text that cannot be read, is not UTF-8 or has no words gets the hash of its key. The encoder
+    quarantines this text later.
     """
     hashes = bytearray()
     counts = Counter[bytes]()
@@ -147,7 +149,7 @@ class Prepared:
     It is equal in all processes that prepare it with the same parameters.
 
     Attributes:
-        plan: Examples of each split. Texts with the same words are in the same split.
+        plan: Examples of each split. With `join_copies`, texts with the same words are in the same split.
         encoder: Encoder of the examples.
         bytes_each: Estimated size of a record, in bytes.
         survey: Word counts of the texts, from `survey_texts`, or None for images.
@@ -184,7 +186,7 @@ class Prepared:
         """Encode the tasks in processes of this machine. Yield each task with its part, in order.
 
         Args:
-            tasks: All or some results of `cut`.
+            tasks: All tasks that `cut` returned, or some of them.
             folder: Folder for temporary files.
 
         Raises:
@@ -212,7 +214,7 @@ def prepare(plan: DatasetPlan, survey: Survey | None = None) -> Prepared:
 
     Args:
         plan: The plan.
-        survey: Word counts of the texts, if the texts have been read before.
+        survey: Word counts of the texts, or None to read the texts now.
 
     Raises:
         InputError: If no example can be encoded with the plan's parameters.

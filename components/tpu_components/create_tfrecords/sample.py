@@ -1,4 +1,4 @@
-"""A sample of a planned data set: its examples, and their records in a temporary folder."""
+"""Chooses a sample of a planned data set, and writes its records to a temporary folder."""
 
 import contextlib
 import dataclasses
@@ -16,9 +16,9 @@ from tpu_components.create_tfrecords.writer import write_files
 
 
 def sample_of(plan: DatasetPlan, count: int) -> np.ndarray:
-    """Return indices of the first `count` training examples.
+    """Return the listing indices of the first `count` training examples, int[…].
 
-    For a regression, also those of the extremes of every target.
+    For a regression, the training examples with the smallest and the largest value of each target are added.
     """
     training = plan.order[TRAIN]
     if plan.params.task != REGRESSION:
@@ -30,12 +30,12 @@ def sample_of(plan: DatasetPlan, count: int) -> np.ndarray:
 
 @contextlib.contextmanager
 def written(sample: DatasetPlan) -> Iterator[tuple[Path, Manifest]]:
-    """Write a sample's records to a folder that is deleted after the block.
+    """Write the records of a sample to a temporary folder, which is deleted when the block ends.
 
     Yield the folder and the manifest of the records.
 
     Raises:
-        InputError: If the examples cannot be read, or do not match each other, for example in size.
+        InputError: If the examples cannot be read, or differ from each other, for example in size.
     """
     with tempfile.TemporaryDirectory(prefix="tpu-pipelines-") as folder:
         records_dir = Path(folder)

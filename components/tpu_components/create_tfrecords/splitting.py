@@ -1,4 +1,4 @@
-"""Assigns examples to splits and orders them, by hashes. The result is the same on every machine."""
+"""Assigns examples to splits and orders them, by hashes of their keys. The result is the same on every machine."""
 
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
@@ -40,13 +40,14 @@ def assign_splits(
     test split, the following positions are the validation split, and the rest is the training split. Apart from the two
     rules below, the split of an example does not depend on other examples, so it does not change when a data set grows.
     Therefore, shares are exact only on average, as with random draws. No rule that depends only on the single example
-    can do better. Suppose that a rule puts at least one of any m examples of a class into the test split, and never
-    into training. Then at most m - 1 examples of the class can be in the training split, however large the class is.
-    The same holds with groups, and if examples may be left out.
+    can do better. Suppose that such a rule guarantees a test example among any m examples of a class. Then at most
+    m - 1 examples of the class can be in the training split, however large the class is. The same holds with groups,
+    and if examples may be left out.
 
-    1. With `stratify`, a class that is missing from a split borrows the nearest example of the class, and keeps at
-       least one example for training. The example goes back when the class grows. At the default fraction, a class of
-       20 examples is missing from the test split with a probability of 1%.
+    1. With `stratify`, a split without an example of a class borrows the example of the class with the nearest
+       position. At least one example of the class stays in the training split. The borrowed example goes back when the
+       class grows. At the default fraction, a class of 20 examples is missing from the test split with a probability of
+       1%.
     2. With `groups`, all examples of a group have one position. With few groups, the share of a split may differ from
        its fraction by more than a quarter. In that case, whole groups are moved until the share is as near as possible.
 
@@ -55,8 +56,9 @@ def assign_splits(
         labels: int[num_examples].
         own: Split names from the source, str[num_examples], or None. Fractions apply only to splits that the source
             does not have.
-        validation_fraction: Share of the training examples to hold out for validation.
-        test_fraction: Share of all examples to hold out for testing.
+        validation_fraction: Share of the examples to hold out for validation. If the source has splits, it is a share
+            of the source's training split.
+        test_fraction: Share of the examples to hold out for testing, like `validation_fraction`.
         seed: Salt of the hashes.
         stratify: See rule 1. It is ignored with `groups`.
         groups: One group name per example.
@@ -97,7 +99,8 @@ def assign_splits(
     rules += [f"{name} held out of the rest {how}, seed {seed}" for name in shares]
     if shares and num_lent:
         rules.append(
-            f"given to splits with too few examples of a class: {num_lent}, which may go back as data are added"
+            f"examples moved between splits, because a class or the number of groups is small: {num_lent}, which may "
+            "move back when data are added"
         )
     return splits, "; ".join(rules) or "all examples are used for training"
 
@@ -119,9 +122,9 @@ def _join_forms(places: np.ndarray, names: Sequence[str]) -> None:
 
 
 def _lend_where_none(chosen: np.ndarray, places: np.ndarray, labels: np.ndarray, num_held: int) -> None:
-    """Give every class an example in each split. `chosen` is changed in place.
+    """Move examples so that each split has an example of every class. `chosen` is changed in place.
 
-    Usually few classes lack an example.
+    Only the classes that are missing from a split are processed. Usually these are few.
 
     Args:
         chosen: Split of each example: int[num_examples]; `num_held` is training.
@@ -145,7 +148,7 @@ def _lend_where_none(chosen: np.ndarray, places: np.ndarray, labels: np.ndarray,
 def _lend_examples(
     chosen: np.ndarray, unit: np.ndarray, labels: np.ndarray, classes: np.ndarray, num_held: int
 ) -> np.ndarray:
-    """Return splits in which the given classes have an example in each split, if they have enough examples.
+    """Return splits in which each of `classes` has an example in every split, if the class has enough examples.
 
     A unit is a set of examples with the same hash: an example and its copies.
 
@@ -225,7 +228,7 @@ def require_examples(before: np.ndarray, after: np.ndarray, reason: str) -> None
     """
     for number, name in enumerate(SPLITS):
         if (had := np.count_nonzero(before == number)) and not np.any(after == number):
-            raise InputError(f"The {name!r} split has no examples left: all {had:,} drawn for it are {reason}")
+            raise InputError(f"The {name!r} split has no examples left: all {had:,} examples drawn for it are {reason}")
 
 
 def tell_apart(keys: Sequence[str], labels: np.ndarray) -> Sequence[str]:
@@ -254,8 +257,8 @@ def storage_order(keys: Sequence[str], seed: int) -> np.ndarray:
 
     In this order, every shard is a random sample.
 
-    The parts are sorted one after the other to save memory, because NumPy needs 8 bytes for each element that it sorts
-    at once.
+    The hashes are divided into ranges that are sorted one after the other to save memory, because NumPy needs 8 bytes
+    for each element that it sorts at once.
     """
     places = hash_unit(seed, "order", keys)
     parts = np.multiply(places, _ORDERED_PARTS, out=np.empty(len(places), np.uint8), casting="unsafe")

@@ -59,7 +59,7 @@ def write_records(params: WriteParams, directory: str | Path, data_version: str 
 
     Raises:
         InputError: If the source cannot be used or changes while it is read, too many inputs are unreadable, images
-            differ in shape with no rule to resize them, the disk is too small, or `directory` holds something else.
+            differ in shape with no rule to resize them, the disk is too small, or `directory` contains other files.
     """
     directory = Location(directory).as_path()
     plan = plan_dataset(params, data_version=data_version)

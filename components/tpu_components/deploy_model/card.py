@@ -1,11 +1,8 @@
-"""Model card of a version: its README.md in Hugging Face's format.
+"""Writes the model card of a version from the results of the earlier steps.
 
-It is made from the results of the earlier steps.
-
-https://huggingface.co/docs/hub/model-cards
-
-The card has front matter, how to use the model, and the blocks of the evaluation's report. Equal facts give equal
-bytes. So version number and date, which the registry decides, are not in the card but in `version.json`.
+The card is the version's README.md in Hugging Face's format: https://huggingface.co/docs/hub/model-cards. It has front
+matter, instructions to use the model, and the blocks of the evaluation's report. Equal facts give equal bytes.
+Therefore, version number and date, which the registry determines, are in `version.json` and not in the card.
 """
 
 import math
@@ -127,7 +124,7 @@ def write_card(
         model: Info of the trained model.
         evaluation: Result of the evaluation.
         export: Info of the export.
-        has_code: Whether the model contains code of the user. This code is needed to rebuild the model.
+        has_code: Whether the model contains the user's code, which is needed to rebuild the model.
     """
     scores = scores_of(evaluation)
     notes = ["Notes of the author:", quote(params.notes)] if params.notes.strip() else []
@@ -158,9 +155,7 @@ def write_card(
 def _front_matter(
     params: DeployParams, manifest: Manifest, evaluation: Evaluation, export: ExportInfo, scores: Sequence[Score]
 ) -> str:
-    """Return the YAML by which the Hugging Face hub finds, shows and compares models.
-
-    The lines of dashes are not included.
+    """Return the YAML, without its lines of dashes, by which the Hugging Face hub finds, shows and compares models.
 
     There is no `datasets` key, because it may only name data sets of the hub.
     https://github.com/huggingface/hub-docs/blob/main/modelcard.md

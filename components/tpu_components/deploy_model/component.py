@@ -77,8 +77,8 @@ def deploy_model(
             public address. It cannot be changed later.
         encryption_key: Customer-managed encryption key (CMEK) for versions and endpoint on Vertex AI. In a
             configuration, empty means the settings' key.
-        signing_key: File of a private EC key in PEM, local or on gs://, with which a new version is signed. If it has a
-            password, it is TPU_PIPELINES_SIGNING_PASSWORD. If empty, versions are not signed.
+        signing_key: File of a private EC key in PEM, local or on gs://, with which a new version is signed. If the key
+            has a password, set TPU_PIPELINES_SIGNING_PASSWORD. If empty, versions are not signed.
         verify_key: Public key: PEM text, or the path of a PEM file, local or on gs://. The alias moves only if the
             version's signatures are valid. Servers on Vertex AI also verify them. Empty disables the check.
         lineage: Additional facts to record with the version, by name. A pipeline passes `run`, `config` and `code`.

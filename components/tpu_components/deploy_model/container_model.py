@@ -1,4 +1,4 @@
-"""An export together with the container that serves it, in the form of Vertex AI's Model Registry."""
+"""Copies an export, and describes the container that serves it for Vertex AI's Model Registry."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Registers an export, checks its health, and only then moves the alias."""
+"""Registers an export as a version, checks the health of the version, and only then moves the alias."""
 
 import contextlib
 import dataclasses

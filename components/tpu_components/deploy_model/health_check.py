@@ -1,4 +1,4 @@
-"""The health check of a registered version. It compares its predictions with those of the evaluated model."""
+"""The health check of a registered version: compares the version's predictions with those of the evaluated model."""
 
 import base64
 import functools
@@ -26,7 +26,7 @@ Predict = Callable[[np.ndarray], Mapping[int, np.ndarray]]
 class HealthCheck:
     """Compares the predictions of a registered version with those of the evaluation.
 
-    The examples are spread evenly over the evaluated split.
+    The compared examples are spread evenly over the evaluated split.
     """
 
     def __init__(
@@ -61,10 +61,13 @@ class HealthCheck:
         return [{"b64": base64.b64encode(encode_png(image)).decode()} for image in self._inputs]
 
     def __call__(self, predict: Predict) -> HealthCheckResult:
-        """Call `predict` with the examples and compare. Return the number of examples and the largest difference.
+        """Call `predict` with the examples, and compare its result with the evaluation.
+
+        Returns:
+            The number of predicted examples, and the largest difference.
 
         Raises:
-            RuntimeError: If the difference exceeds the tolerance, or there is no prediction.
+            RuntimeError: If the difference exceeds the tolerance, or `predict` fails.
         """
         try:
             outputs = predict(self._inputs)

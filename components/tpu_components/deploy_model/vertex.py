@@ -246,9 +246,9 @@ class VertexTarget:
         self._retire(endpoint)
 
     def _try_apart(self, version: RegisteredVersion, check: HealthCheck) -> None:
-        """Run the health check on the candidate endpoint.
+        """Run the health check on the candidate endpoint, which has no users.
 
-        A request to an endpoint cannot choose a version.
+        A separate endpoint is needed, because a request to an endpoint cannot choose a version.
 
         The candidate endpoint is kept for the next version: without a deployment it is free, and the ID of a deleted
         endpoint cannot be reused for days.
@@ -283,7 +283,7 @@ class VertexTarget:
         self._undeploy(endpoint, deployed)
 
     def _retire(self, endpoint: str) -> None:
-        """Undeploy versions of this model without traffic. They cost as much as versions with traffic."""
+        """Undeploy the versions of this model that get no traffic, because they cost as much as the others."""
         current = self._get(endpoint)
         for model in current.deployed_models:
             if self._is_ours(model) and not current.traffic_split.get(model.id):
@@ -398,8 +398,8 @@ class VertexTarget:
 
         Args:
             endpoint: Resource name of the endpoint.
-            deployed: Id of the deployment.
-            check: Examples, and the key of the numbers in a response.
+            deployed: ID of the deployment.
+            check: Health check with the examples and the name of the output in a response.
             share: Percentage of the endpoint's requests that the deployment gets.
         """
         examples = list(enumerate(check.instances))

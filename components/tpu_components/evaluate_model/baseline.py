@@ -32,8 +32,8 @@ def find_baseline(truth: GroundTruth, outputs: np.ndarray) -> Baseline:
     highest F1, the mean of every target, or the frequency of every character.
 
     Args:
-        truth: See `compute_metrics`.
-        outputs: See `compute_metrics`.
+        truth: The scored examples; see `compute_metrics`.
+        outputs: Predictions of the model for these examples; see `compute_metrics`.
     """
     answer, constant, collapsed_to = _CONSTANT_ANSWERS[truth.task.name](truth.targets, outputs, truth.names)
     metric = truth.task.judged

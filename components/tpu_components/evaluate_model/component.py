@@ -67,11 +67,11 @@ def evaluate_model(
             the margin. With 0.5, there is no significance test: the measured values are compared, and a tie is
             promoted.
         test_decisions: Number of decisions on one test set that share the error rate, 1 - `confidence`. For example,
-            with 52 and a weekly retraining, there is a false promotion in at most one of twenty years. With 1, every
-            decision may use the full error rate. Decisions are counted in the registry of the champion.
+            with 52 decisions and weekly retraining, there is a false promotion in at most one of twenty years. With 1,
+            every decision may use the full error rate. Decisions are counted in the registry of the champion.
         bound_confidence: Confidence level of `minimum` and `maximum`. With 0.95, at most about one in twenty models
-            whose true value is the bound passes. With 0.5, the measured value is compared, and the reason says how
-            often a model at the bound scores as high.
+            whose true value is equal to the bound passes. With 0.5, the measured value is compared with the bound, and
+            the gate's reason says how often a model with this true value scores as high.
         slices: Properties that divide the examples into slices. Slices are judged separately, so that a better mean
             does not hide a slice that became worse. The properties are `class` (for multi-label data, each label),
             `length` of texts and `size` of images (pixels of their files), both in quarters, and the columns of
@@ -94,8 +94,8 @@ def evaluate_model(
             `resources.evaluate_model.machine`. Elsewhere it is a GPU if the backend sees one, otherwise the CPU.
         num_replicas: Number of devices. 0 uses all devices, or one on a CPU.
         num_pictures: Number of wrong predictions that the report shows.
-        prediction: Output `prediction` of preflight_training. The report compares it with what training measured. Empty
-            means none.
+        prediction: Output `prediction` of preflight_training. The report compares it with the measurements of training.
+            Empty means none.
 
     Returns:
         evaluation: Evaluation: `evaluation.json`, `report.html` and the scored examples.

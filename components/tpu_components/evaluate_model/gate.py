@@ -20,12 +20,12 @@ _LISTED_SLICES = 5
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """The metrics of a model that the challenger is compared with, on the same examples.
+    """A comparison of the challenger with another model, on the same examples.
 
     Attributes:
-        whose: Words that name the model in a reason. They come before the value of its metric.
-        metrics: Metrics of the model, by name.
-        differences: Differences of the challenger from the model, by metric, with confidence bounds.
+        whose: Words that name the other model in a reason, before the value of a metric, such as `the champion's`.
+        metrics: Metrics of the other model, by name.
+        differences: Differences between the challenger and the other model, by metric, with confidence bounds.
     """
 
     whose: str
@@ -52,8 +52,9 @@ def decide(
         num_not_finite: Number of examples for which the challenger predicted NaN or infinity. It must be 0.
         slices: Metrics of slices of the examples, with bounds that hold for all slices together.
         baseline: Comparison of the challenger with the best constant prediction.
-        remarks: Rules that are always passed. They say on which examples and with which error rate the model is judged.
-            `evaluation_info` has their words and those of the baseline, because model cards repeat them.
+        remarks: Rules that always pass. They say on which examples and with which error rate the model is judged.
+            `evaluation_info` defines the texts of these rules and of the baseline's rule, because model cards repeat
+            them.
 
     Returns:
         The decision. Every threshold is checked and gives a reason, even if an earlier threshold has failed.

@@ -28,9 +28,9 @@ def judge(
     seen: np.ndarray | None,
     held_out: HeldOutSet | None,
 ) -> tuple[Evaluation, list[ModelMetrics], list[Comparison]]:
-    """Judge a model by the examples on which no compared model was trained.
+    """Judge a model by the examples on which neither the model nor a rival was trained.
 
-    If there are no such examples, judge it by all examples.
+    If there are no such examples, the model is judged by all examples.
 
     Args:
         params: The rules of the gate.

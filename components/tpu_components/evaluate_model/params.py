@@ -53,11 +53,11 @@ class EvaluateParams:
             the margin. With 0.5, there is no significance test: the measured values are compared, and a tie is
             promoted.
         test_decisions: Number of decisions on one test set that share the error rate, 1 - `confidence`. For example,
-            with 52 and a weekly retraining, there is a false promotion in at most one of twenty years. With 1, every
-            decision may use the full error rate. Decisions are counted in the registry of the champion.
+            with 52 decisions and weekly retraining, there is a false promotion in at most one of twenty years. With 1,
+            every decision may use the full error rate. Decisions are counted in the registry of the champion.
         bound_confidence: Confidence level of `minimum` and `maximum`. With 0.95, at most about one in twenty models
-            whose true value is the bound passes. With 0.5, the measured value is compared, and the reason says how
-            often a model at the bound scores as high.
+            whose true value is equal to the bound passes. With 0.5, the measured value is compared with the bound, and
+            the gate's reason says how often a model with this true value scores as high.
         slices: Properties that divide the examples into slices. Slices are judged separately, so that a better mean
             does not hide a slice that became worse. The properties are `class` (for multi-label data, each label),
             `length` of texts and `size` of images (pixels of their files), both in quarters, and the columns of
@@ -80,8 +80,8 @@ class EvaluateParams:
             `resources.evaluate_model.machine`. Elsewhere it is a GPU if the backend sees one, otherwise the CPU.
         num_replicas: Number of devices. 0 uses all devices, or one on a CPU.
         num_pictures: Number of wrong predictions that the report shows.
-        prediction: Output `prediction` of preflight_training. The report compares it with what training measured. Empty
-            means none.
+        prediction: Output `prediction` of preflight_training. The report compares it with the measurements of training.
+            Empty means none.
     """
 
     champion: str = ""
@@ -116,10 +116,10 @@ class EvaluateParams:
                     raise InputError(f"{name}.{metric} cannot be above {most:g}. Received: {value!r}.{advice}")
 
     def check_task(self, task: str, measured: Mapping[str, int | None] = {}) -> None:
-        """Check the rules against a task.
+        """Check that the rules of the gate match a task.
 
-        Every metric in the rules must exist and may have a bound on one side only. `slice_minimum` must apply to the
-        task.
+        Every metric in the rules must exist, and its bound must not reject good models. `slice_minimum` must apply to
+        the task.
 
         Args:
             task: Task of the data.
@@ -175,9 +175,9 @@ class EvaluateParams:
 
 
 def find_suspects(metrics: Iterable[str]) -> dict[str, str]:
-    """Return the metrics that look misspelt, each with the name of the metric of a task that it resembles.
+    """Return the names that look like misspelt metrics, each with the name of the metric that it resembles.
 
-    Such a name may also be that of a metric in training.metrics, so it is not an error yet.
+    A returned name may still be that of a metric in training.metrics, so it is not necessarily a mistake.
 
     Example:
         >>> find_suspects(["acuracy", "loss", "my_own_score"])
@@ -188,7 +188,7 @@ def find_suspects(metrics: Iterable[str]) -> dict[str, str]:
 
 
 def _fits(rule: str, metric_direction: int | None) -> bool:
-    """Return whether a metric may have this rule; one whose direction is not known may."""
+    """Return whether a metric may have this rule. A metric of unknown direction may have every rule."""
     return not metric_direction or metric_direction == _SIDES.get(rule, metric_direction)
 
 
@@ -196,7 +196,7 @@ def _check_side(rule: str, metric: str, value: float, metric_direction: int | No
     """Check that a rule bounds a metric on its bad side.
 
     Raises:
-        InputError: If it would reject good models.
+        InputError: If the rule would reject good models.
     """
     if not _fits(rule, metric_direction):
         better, other = ("higher", "minimum") if rule == "maximum" else ("lower", "maximum")

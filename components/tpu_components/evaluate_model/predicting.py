@@ -66,7 +66,7 @@ class Predictions:
     def select(self, rows: np.ndarray) -> Self:
         """Return the predictions for the examples at given indices.
 
-        `saved` is empty, because no file contains only these.
+        `saved` is empty, because the file has the predictions for all examples.
         """
         return dataclasses.replace(
             self,
@@ -149,7 +149,7 @@ def _no_answer(manifest: Manifest) -> np.ndarray:
 
 
 def _input_reader(model_dir: Path, manifest: Manifest) -> Callable[[Mapping[str, Any]], np.ndarray]:
-    """Return a function from a batch to a model's inputs.
+    """Return a function that converts a batch of records to a model's inputs.
 
     Texts are tokenized again if the model's vocabulary differs.
     """
@@ -161,14 +161,14 @@ def _input_reader(model_dir: Path, manifest: Manifest) -> Callable[[Mapping[str,
 
 
 def find_seen_examples(split: str, records_dir: Path, fingerprint: str, models: Sequence[Path]) -> np.ndarray | None:
-    """Return which examples each model was trained on, bool[models, examples].
+    """Return which examples of a split each model was trained on, bool[models, examples].
 
-    Return None if no model was trained on any of them.
+    Return None if no model was trained on any of these examples, or for the training split, which is scored on purpose.
 
-    For a model of these records, near-duplicates of its training examples count, too. For the training split, which is
-    scored on purpose, the result is None. Models from the oldest versions do not list their training examples, so no
-    example counts as a training example. Models from other earlier versions list them by IDs that depend on the
-    settings of the records (see `example_ids`). A warning is logged if none of these IDs is in the records.
+    If a model was trained on these records, near-duplicates of its training examples count, too. Models from the oldest
+    versions do not list their training examples, so no example counts as a training example of these models. Models
+    from other earlier versions list their training examples by IDs that depend on the settings of the records (see
+    `example_ids`). A warning is logged if none of these IDs is in the records.
     """
     identities = None if split == TRAIN else load_identities(records_dir, split)
     if identities is None:

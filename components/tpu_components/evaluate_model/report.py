@@ -169,9 +169,10 @@ def _headline_figures(evaluation: Evaluation, task: str) -> list[Figure]:
 
 
 def _classification(figures: Mapping[str, Any]) -> tuple[list[Block], list[Block]]:
-    """Return the sections of a classification.
+    """Return two groups of sections for a classification.
 
-    Confusions come before the examples. Calibration and ROC come after them.
+    The first group has confusions, and comes before the examples in the report. The second group has calibration and
+    ROC, and comes after the examples.
     """
     rows = figures["per_class"]
     calibration: list[Block] = [
@@ -415,10 +416,7 @@ def _describe(task: str, names: Sequence[str], target: np.ndarray, output: np.nd
 
 
 def _show(key: str, content: np.ndarray | str) -> str:
-    """Return an image, uint8[height, width, channels], as HTML.
-
-    Return a text as its beginning and end, on one line.
-    """
+    """Return an image, uint8[height, width, channels], as HTML. Return a text on one line, shortened if it is long."""
     if isinstance(content, str):
         plain = " ".join(re.sub(r"<br */?>", " ", content).split())
         if len(plain) <= _TEXT_START + _TEXT_END:
@@ -428,9 +426,9 @@ def _show(key: str, content: np.ndarray | str) -> str:
 
 
 def _chart_targets(names: Sequence[str], targets: np.ndarray, values: np.ndarray) -> list[Block]:
-    """Return a section for each target.
+    """Return a section for each target of a regression.
 
-    It has charts of predicted over true numbers, and of errors over predicted numbers.
+    A section has charts of predicted over true numbers, and of errors over predicted numbers.
     """
     # Evenly spaced examples: more dots would hide each other.
     shown = np.unique(np.linspace(0, len(targets) - 1, _MAX_DOTS).astype(int))

@@ -23,9 +23,9 @@ class Rival:
 
     Attributes:
         directory: Folder of the model, written by train_model.
-        number: Number of its version in the registry. Number, digest and place are empty without a registry.
-        digest: Digest of the model.
-        place: Folder for the decisions on test sets, next to the versions in the registry.
+        number: Number of the model's version in the registry. Empty without a registry.
+        digest: Digest of the model. Empty without a registry.
+        place: Folder for the decisions on test sets, next to the versions in the registry. Empty without a registry.
         registry: The registry, or None for a model that is only a folder.
         whose: Words before the model's metric in the gate's reasons, for example `the champion's`.
     """
@@ -64,9 +64,9 @@ def load_rivals(
 
 
 def find_champion(champion: str, digest: str, scratch: Path) -> Rival | None:
-    """Return the model in `EvaluateParams.champion`.
+    """Return the model that `EvaluateParams.champion` refers to.
 
-    Return None if the alias has no version yet, as before the first run.
+    Return None if `champion` is empty, or if the alias has no version yet, as before the first run.
 
     Args:
         champion: A folder, local or on gs://, or `REGISTRY/MODEL@VERSION_OR_ALIAS`, where REGISTRY may be
@@ -94,11 +94,10 @@ def find_champion(champion: str, digest: str, scratch: Path) -> Rival | None:
 def _find_best(
     params: EvaluateParams, manifest: Manifest, digest: str, champion: Rival, held_out: HeldOutSet, scratch: Path
 ) -> Rival | None:
-    """Return the best model that was ever promoted.
+    """Return the best model that was ever promoted, by the first metric in `max_regression` with a margin above 0.
 
-    The first metric in `max_regression` with a margin above 0 decides.
-
-    The result is None if the best model is unknown, or is the champion or the challenger.
+    The result is None if the best model is the champion or the challenger, or if it is unknown, was deleted or does not
+    match the data set.
     """
     metric = next((name for name, margin in params.max_regression.items() if margin), "")
     best = held_out.find_best(metric, direction(metric)) if metric else ""
@@ -130,13 +129,13 @@ def find_held_out(params: EvaluateParams, records_dir: Path, digest: str, champi
 
 
 def describe_champion(named: str, rivals: Sequence[Rival]) -> RegisteredChampion | None:
-    """Return version and digest of the champion. Both are empty if there is no champion.
+    """Return the version and digest of the registered champion. Both are empty if there is no champion.
 
     Return None if no registry was queried.
 
     Args:
         named: `EvaluateParams.champion`.
-        rivals: The champion first.
+        rivals: The models with which the model is compared, the champion first.
     """
     if parse_reference(named) is None:
         return None
@@ -144,7 +143,7 @@ def describe_champion(named: str, rivals: Sequence[Rival]) -> RegisteredChampion
 
 
 def load_matching_info(model_dir: Path, manifest: Manifest, role: str) -> ModelInfo:
-    """Return the metadata of a model. Its `role` is `model` or `champion`.
+    """Return the metadata of a model that matches the data set. `role` is `model` or `champion`.
 
     Raises:
         InputError: If the model does not match the data set.

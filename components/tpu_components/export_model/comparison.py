@@ -1,4 +1,4 @@
-"""Compares the formats of an export with the trained model, in a new process that gets only the files."""
+"""Compares the formats of an export with the trained model, in a new, isolated process that loads only the files."""
 
 import contextlib
 import json
@@ -121,7 +121,7 @@ class Judge:
         self._process.communicate()
 
     def add(self, name: str) -> None:
-        """Let the process load a finished format and predict with it. Call `write_examples` before."""
+        """Let the process load a finished format and predict with it. Call `write_examples` first."""
         self._send(f"{name}={FORMATS[name].file}")
 
     def measure(self) -> dict[str, dict[str, Any]]:
@@ -129,6 +129,7 @@ class Judge:
 
         Raises:
             InputError: If the process failed.
+            RuntimeError: If the process was killed by a signal.
             OSError: If the process could not read or write a file. This is an error of this machine's disk, not of a
                 format.
         """
@@ -166,7 +167,7 @@ def read_answers(work: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Scorer:
-    """Computes the metric that is compared, for the trained model and for the formats, and applies the limits.
+    """Computes a metric of the trained model and of each format, and applies the limits for their difference.
 
     Args:
         task: Task of the model.
@@ -189,10 +190,11 @@ class Scorer:
         return estimate or Estimate(math.nan, np.full(len(labels), math.nan))
 
     def score(self, answers: np.ndarray, chosen: np.ndarray) -> dict[str, Any]:
-        """Return `score`, the metric of a format, and `drop_interval`, bounds of its loss by the conversion.
+        """Return a dict with the metric of a format (`score`), and bounds of the conversion's loss (`drop_interval`).
 
-        `score` on a sample is the trained model's metric on all examples, minus the difference on the sample. Each
-        bound of `drop_interval` has 95% confidence. The interval is None for one example or an undefined metric.
+        The loss is the trained model's metric minus the format's metric. If the format predicted only a sample of the
+        examples, `score` is the trained model's metric on all examples minus the loss on the sample. Each bound of
+        `drop_interval` has 95% confidence. The interval is None for one example or an undefined metric.
 
         Args:
             answers: Predictions of the format.

@@ -41,7 +41,7 @@ def export_model(
             for multi-label data, and r2 for a regression. The format is left out if the loss is significantly larger,
             with 95% confidence.
         calibration_examples: Number of training images for the calibration of int8. It is not used for texts.
-        split: The split to compare on.
+        split: Split on which the formats are compared with the trained model.
         required: Formats without which the export fails: any of `saved_model`, `float` and `int8`. Other formats are
             left out, with the reason, if they cannot be made or differ too much.
 

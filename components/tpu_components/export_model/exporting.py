@@ -162,7 +162,7 @@ def _remove(path: Path) -> None:
 
 
 def _finite(score: float) -> float | None:
-    """Return a score, or None if it is undefined, such as R² of targets that do not vary in a split."""
+    """Return a score, or None if it is NaN or infinite, such as R² of targets that do not vary in a split."""
     return score if math.isfinite(score) else None
 
 
@@ -185,10 +185,10 @@ def _quiet() -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """The outcome of `try_out`.
+    """The result of `try_out`, which checks a model before it is trained.
 
     Attributes:
-        warnings: Messages about parts of the model that training does not use.
+        warnings: Messages about the model, for example about its parts that training does not use.
         example_seconds: Time of a training step on this machine divided by the number of its examples, or 0 if it was
             not measured.
     """
@@ -277,7 +277,7 @@ def _time_example(model: Any, interface: Interface, batch_size: int) -> float:
 def _write_formats(
     trained: TrainedModel, directory: Path, names: Iterable[str], done: Callable[[str], None] = lambda name: None
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Write the formats to which the model can be converted. Call `done` with the name of each format.
+    """Write the formats to which the model can be converted. Call `done` with the name of each written format.
 
     Returns:
         Reasons why formats could not be written, and the quantised parts of the written formats, both by format.
@@ -308,7 +308,7 @@ def _check(params: ExportParams, left_out: Mapping[str, str]) -> None:
     lacking = [name for name in params.required if name in left_out]
     if lacking or set(left_out) == set(FORMATS):
         reasons = [f"{name}: {left_out[name].removesuffix('.')}" for name in lacking or FORMATS]
-        wanted = f"export.required contains {', '.join(lacking)}" if lacking else "no format is left"
+        wanted = f"required formats were left out: {', '.join(lacking)}" if lacking else "every format was left out"
         raise InputError(
             f"Nothing was exported, because {wanted}. {'. '.join(reasons)}. Check the model for layers that LiteRT "
             "does not support or that behave differently on a CPU, or relax the limits in the export section."

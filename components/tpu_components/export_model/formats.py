@@ -77,9 +77,9 @@ class TrainedModel:
 
     @property
     def scale(self) -> dict[str, list[float]]:
-        """`scale` and `offset` from standardised numbers to a regression's units, for each target.
+        """`scale` and `offset` that convert standardised numbers to the units of a regression, one for each target.
 
-        The value is {} for other models.
+        The dict is empty for other models.
         """
         units = self.model.layers[-1]
         is_ours = units.name == UNITS_LAYER and hasattr(units, "scale")
@@ -100,9 +100,10 @@ class TrainedModel:
 
     @functools.cached_property
     def without_units(self) -> Any:
-        """The model for LiteRT.
+        """The model that is converted to LiteRT.
 
-        A regression lacks its last layer, and a model of images takes float32 pixels.
+        For a regression, the last layer, which converts to the targets' units, is removed. For images, the input is
+        float32 pixels.
         """
         from tpu_components.core.models.trained import load_trained_model
 
@@ -112,9 +113,9 @@ class TrainedModel:
 
 
 def write_saved_model(trained: TrainedModel, path: Path) -> str:
-    """Write `saved_model/`, with the signatures in `INPUT_FACTS`.
+    """Write a SavedModel with the signatures in `INPUT_FACTS`.
 
-    Return "", because nothing is quantised.
+    Return an empty string, because nothing is quantised.
     """
     module = tf.Module()
     # Keras's own ExportArchive would store every weight twice.
@@ -303,8 +304,8 @@ class Format:
         file: Name of the file or folder.
         write: Function that writes a trained model to a path. It returns the quantised parts, in words, or an empty
             string.
-        quantized_from: Format that this format quantises. Without that format, this one is not made. Empty if it is not
-            quantised.
+        quantized_from: Name of the format that this format quantises, or an empty string. If that format cannot be
+            made, this format is not made either.
         may_fail: Whether some models cannot be converted. If so, the conversion is tried before training.
     """
 

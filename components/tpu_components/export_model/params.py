@@ -1,4 +1,4 @@
-"""Parameters and result of an export."""
+"""Parameters and result of export_model."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class ExportParams:
             for multi-label data, and r2 for a regression. The format is left out if the loss is significantly larger,
             with 95% confidence.
         calibration_examples: Number of training images for the calibration of int8. It is not used for texts.
-        split: The split to compare on.
+        split: Split on which the formats are compared with the trained model.
         required: Formats without which the export fails: any of `saved_model`, `float` and `int8`. Other formats are
             left out, with the reason, if they cannot be made or differ too much.
     """
@@ -42,7 +42,7 @@ class ExportParams:
 
 @dataclasses.dataclass(frozen=True)
 class ExportResult:
-    """The exported formats, and those left out.
+    """The exported formats with their measurements, and the formats that were left out.
 
     Attributes:
         num_examples: Number of compared examples.

@@ -3,8 +3,8 @@
 This is an isolated script that gets only the exported files.
 
 Usage: python -I verification.py EXPORT_DIR WORK_DIR [NAME=FILE…]. WORK_DIR contains the inputs and the task and, when
-all formats are made, the trained model's predictions. Without NAME=FILE, formats are read from stdin, one per line.
-Each format is loaded and predicts while the next one is made, and is timed when stdin ends.
+all formats are made, the trained model's predictions. Without NAME=FILE, the formats are read from stdin, one per line.
+Each format is loaded and predicts while the next format is made. All formats are timed when stdin ends.
 
 The script prints one JSON line with the measurements by format. A format that does not load or predict has `error` and
 `errno`. The predictions of the other formats are saved in WORK_DIR. The script must not import this project, and
@@ -99,7 +99,7 @@ def _takes_one(path: Path) -> bool:
 def choose_examples(path: Path, count: int) -> np.ndarray:
     """Return the ascending indices of the examples on which a format is compared.
 
-    These are all examples, or a random sample of many.
+    These are all examples or, if there are many, a random sample.
 
     Args:
         path: File or folder of the format.
@@ -110,11 +110,9 @@ def choose_examples(path: Path, count: int) -> np.ndarray:
 
 
 def most_disagreeing(count: int, compared: int, disagreeing: int) -> int:
-    """Return an upper bound, with 95% confidence, of the number of all examples that disagree.
+    """Return an upper bound, with 95% confidence, of the number of disagreeing examples among all examples.
 
-    It is computed from a random sample.
-
-    The bound is exact, by the hypergeometric distribution.
+    The bound is computed from a random sample. It is exact, by the hypergeometric distribution.
 
     Args:
         count: Number of all examples.
@@ -162,7 +160,7 @@ def _check_steps(loaded: Any, passages: np.ndarray, whole: Predict) -> None:
 def agree(task: str, answers: np.ndarray, expected: np.ndarray, scale: Any) -> np.ndarray:
     """Return whether predictions agree, bool[examples], or bool[examples, length] for a language model.
 
-    See `ExportParams`.
+    See `ExportParams.min_agreement`.
 
     Args:
         task: Name of the task.
@@ -222,9 +220,9 @@ class Candidate:
         self.answer(self.chosen[:-_TIMED], _TEXTS_AT_ONCE if self.examples.dtype == object else _BATCH_SIZE)
 
     def time(self) -> dict[str, Any]:
-        """Time the predictions of the other chosen examples, and of single examples.
+        """Predict the last 512 chosen examples and single examples, and measure the time.
 
-        Return medians and spreads by name.
+        Return medians and spreads of the measurements by name.
         """
         rest = self.chosen[-_TIMED:]
         known = len(self.answers)
@@ -295,7 +293,7 @@ def _load(path: Path, work: Path, task: dict[str, Any]) -> Candidate:
 
 
 def _failure(error: Exception) -> dict[str, Any]:
-    """Return `error`, the reason why a format cannot be measured, and `errno`.
+    """Return a dict with the reason why a format cannot be measured (`error`), and with `errno`.
 
     `errno` is the number of an operating system's error, or None for other errors.
     """
@@ -306,7 +304,7 @@ def _failure(error: Exception) -> dict[str, Any]:
 
 
 def main(export_dir: Path, work: Path, formats: Iterable[str]) -> None:
-    """Load each format (`NAME=FILE`) when it is named, and compute its predictions.
+    """Load each format (`NAME=FILE`) as soon as `formats` yields it, and compute its predictions.
 
     Then measure one format after the other.
     """

@@ -32,7 +32,8 @@ def find_drift(
         against: Data to compare with: a registered version, for example `runs/registry/digits@champion` or
             `projects/PROJECT/locations/REGION/models/digits@champion`, or a folder of records, local or in a bucket.
         confidence: Probability that no drift is reported between two samples of the same distribution.
-        stop: Whether a pipeline's step fails if the data have drifted. A command ends with exit code 3 in this case.
+        stop: Whether the step fails in a pipeline if the data have drifted. On the command line, the exit code is 3 if
+            the data have drifted, whatever `stop` is.
 
     Returns:
         drift: Comparison: `drift.json` and `drift.html`.

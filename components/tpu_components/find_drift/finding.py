@@ -1,7 +1,4 @@
-"""Compares two data sets.
-
-The results are the differences, and a page with histograms and example images of both data sets.
-"""
+"""Compares two data sets. Writes their differences, and a page with histograms and example images of both."""
 
 import contextlib
 import itertools
@@ -55,7 +52,7 @@ def find_drift(params: DriftParams, records_dir: Path, output: Path) -> DriftRes
     """Compare records with the data of a registered version, or with other records.
 
     Args:
-        params: Data to compare with, and confidence.
+        params: Data to compare with, and confidence of the tests.
         records_dir: Folder that create_tfrecords wrote.
         output: Folder for drift.json and drift.html, written atomically.
 
@@ -102,7 +99,7 @@ def write_page(new: DataSketch, old: DataSketch, shifts: Sequence[Shift], path: 
 def _show(
     shift: Shift, pair: Sequence[Distribution], pictures: Sequence[markupsafe.Markup | None]
 ) -> markupsafe.Markup:
-    """Return a statistic as HTML, with histograms and example images of new and old data if there are any."""
+    """Return a statistic as HTML, with the histograms and the example images of the new and the old data, if any."""
     name = shift.figure.replace("_", " ")
     rows = [_PICTURES.format(*row) for row in zip(_COLOURS.values(), pictures, strict=True) if row[1]]
     return _PANEL.format(
@@ -117,7 +114,7 @@ def _show(
 def _choose_pictures(place: str, figures: Sequence[str]) -> Mapping[str, markupsafe.Markup]:
     """Return example images as HTML, by statistic.
 
-    They are the images of a folder's first records, sorted by the statistic.
+    For each statistic, up to six images are chosen from the first 200 records of a folder, from a low to a high value.
 
     Args:
         place: Folder that create_tfrecords wrote. Any other place, such as a registered version, gives no images.
@@ -146,7 +143,7 @@ def _choose_pictures(place: str, figures: Sequence[str]) -> Mapping[str, markups
 
 
 def _read(folder: Path, manifest: Manifest, inputs: ImageInput) -> tuple[list[str], np.ndarray]:
-    """Return the names of the first records, and their images, uint8[N, height, width, channels]."""
+    """Return the keys of the first 200 records, and their images, uint8[N, height, width, channels]."""
     fields: list[dict[str, list[bytes]]] = []
     for shard in itertools.chain.from_iterable(split.shards for split in manifest.splits.values()):
         with contextlib.closing(read_shard(folder, manifest, shard)) as records:

@@ -14,7 +14,8 @@ class DriftParams:
         against: Data to compare with: a registered version, for example `runs/registry/digits@champion` or
             `projects/PROJECT/locations/REGION/models/digits@champion`, or a folder of records, local or in a bucket.
         confidence: Probability that no drift is reported between two samples of the same distribution.
-        stop: Whether a pipeline's step fails if the data have drifted. A command ends with exit code 3 in this case.
+        stop: Whether the step fails in a pipeline if the data have drifted. On the command line, the exit code is 3 if
+            the data have drifted, whatever `stop` is.
     """
 
     against: str
@@ -27,7 +28,12 @@ class DriftParams:
 
 @dataclasses.dataclass(frozen=True)
 class DriftResult:
-    """Whether no statistic has drifted (`alike`), and the names of the drifted statistics, the largest effect first."""
+    """Result of a comparison of two data sets.
+
+    Attributes:
+        alike: Whether no statistic has drifted.
+        drifted: Names of the drifted statistics, the largest effect in relation to its threshold first.
+    """
 
     alike: bool
     drifted: tuple[str, ...]

@@ -7,7 +7,7 @@ from tpu_components.import_model import ImportParams, import_model
 
 
 def main() -> int:
-    """Run the step; returns the exit code."""
+    """Run the step and return the exit code."""
     return command_line.run_step(
         import_model,
         ImportParams,

@@ -35,17 +35,18 @@ def import_model(
             dsl.importer.
         fingerprint: Digest of the step's `code`. The step does not read it; the platform's cache runs the step again
             when it changes.
-        class_names: Classes in the order of the model's outputs; for a regression, the names of the targets. They must
-            be those of the records, in the same order.
-        pixel_range: [low, high]: values that the model takes for the pixels 0 and 255, for example [0, 255], [0, 1] or
-            [-1, 1]. Empty if the model takes uint8, or begins with a layer that scales pixels of 0 to 255.
-        outputs: Whether the model gives `probabilities` or `logits`. `auto` finds it in the last layer, or by
-            predictions that are probabilities; otherwise the step fails and asks.
-        signature: Signature of a SavedModel that predicts images.
-        output_name: Output of the signature; empty if only one has the right shape.
+        class_names: Names of the classes in the order of the model's outputs or, for a regression, names of the
+            targets. They must match the names in the records, in the same order.
+        pixel_range: [low, high]: values that the model expects for the pixels 0 and 255, for example [0, 255], [0, 1]
+            or [-1, 1]. Leave it empty if the model takes uint8, or begins with a layer that scales pixels of 0 to 255.
+        outputs: Kind of the model's outputs, `probabilities` or `logits`. With `auto`, outputs of a .keras file whose
+            last layer has no activation are logits, and all other outputs must be probabilities, otherwise the step
+            fails. Ignored for a regression.
+        signature: Name of the signature of a SavedModel that predicts images.
+        output_name: Name of the signature's output to use. It may be empty if only one output has the right shape.
         code: A .py file that registers the custom classes of a .keras file with Keras, local or on gs://. It is saved
             with the model.
-        name: Name of the model in reports; empty for the name of its file.
+        name: Name of the model in reports. Empty means the name of its file.
 
     Returns:
         trained: Model for the steps that take one from train_model.

@@ -1,4 +1,4 @@
-"""Loads a model of another program, checks it against the records, and writes it as train_model writes a model."""
+"""Loads a model of another program, checks it against the records, and writes it in the format of train_model."""
 
 import dataclasses
 import math
@@ -59,13 +59,13 @@ def import_model(
 
     Args:
         params: Classes, range of the pixels, and kind of the outputs.
-        records_dir: Folder that create_tfrecords wrote: the data that the model is used for.
+        records_dir: Folder that create_tfrecords wrote, with data for which the model is used.
         model_path: A .keras file, a SavedModel, or a folder that contains one of them.
-        output: Folder of the model, written as a whole or not at all.
+        output: Folder to write. It is written completely or not at all.
 
     Raises:
-        InputError: If the model cannot be loaded, does not fit the records, or it is unknown what its inputs and
-            outputs mean.
+        InputError: If the model cannot be loaded or does not fit the records, or if the range of its input pixels or
+            the kind of its outputs cannot be determined.
     """
     records_dir = Location(records_dir).as_path()
     model_path = Location(model_path).as_path()
@@ -74,15 +74,15 @@ def import_model(
     manifest = Manifest.load(records_dir, verify=False)
     if not isinstance(manifest.input, ImageInput):
         raise InputError(
-            f"Only models of images can be imported. Received: records of {manifest.input.plural}, whose token IDs are "
-            "those of this project's vocabulary. Train a model with train_model."
+            f"Only models of images can be imported. Received: records of {manifest.input.plural}, whose token IDs "
+            "another program's model does not know. Train a model with train_model."
         )
     name = params.name or model_path.name
     info = ModelInfo(name, {}, params.class_names, manifest.input, manifest.task, manifest.fingerprint, {})
     if not info.fits(manifest):
         raise InputError(
             f"The classes of the model {name!r} do not match the records in {records_dir}: "
-            f"{info.compare_with(manifest)}. Give class_names in the order of the model's outputs, and write the "
+            f"{info.compare_with(manifest)}. Set class_names in the order of the model's outputs, and write the "
             "records with the same data.class_names."
         )
     split = next(iter(manifest.splits))
@@ -101,8 +101,8 @@ def import_model(
         dataclasses.replace(info, digests=digests).save(staged)
     progress.say(
         _STEP,
-        f"{name}: {imported.outputs}, pixels from {imported.pixel_range[0]:g} to {imported.pixel_range[1]:g}. Whether "
-        "it was trained on examples of the test split is unknown",
+        f"{name}: the outputs are {imported.outputs}, the input pixels range from {imported.pixel_range[0]:g} to "
+        f"{imported.pixel_range[1]:g}. It is unknown whether the model was trained on examples of the test split",
     )
     return ImportResult(
         name,
@@ -130,7 +130,8 @@ def _find_model(path: Path) -> tuple[Path, bool]:
     models = [(folder, False) for folder in folders if (folder / "saved_model.pb").is_file()]
     models += [(file, True) for file in sorted(path.iterdir()) if file.is_file() and _is_keras_file(file)]
     if len(models) != 1:
-        received = quoted([file.name for file, _ in models]) if models else "a folder without a model"
+        names = quoted([file.name for file, _ in models])
+        received = f"a folder with several models: {names}" if models else "a folder without a model"
         raise InputError(f"Cannot import the model {path}: expected {expected}, received {received}.")
     return models[0]
 
@@ -144,10 +145,10 @@ def _is_keras_file(path: Path) -> bool:
 
 
 class _Imported:
-    """A model of another program, with the layers that fit it to the records.
+    """A model of another program, with additional layers that adapt it to the records.
 
     Attributes:
-        model: The keras.Model, from pixels of 0 to 255 to the task's outputs.
+        model: A keras.Model that takes pixels from 0 to 255 and returns the task's outputs.
         outputs: See `ImportResult`.
         pixel_range: See `ImportResult`.
     """
@@ -168,10 +169,11 @@ class _Imported:
         return inputs.image_shape
 
     def check(self, examples: np.ndarray) -> np.ndarray:
-        """Return the model's answers to some examples.
+        """Check the model's predictions for some examples. Return the predictions.
 
         Raises:
-            InputError: If they are not finite, or not probabilities although the task requires them.
+            InputError: If predictions are not finite, or are not probabilities although the task requires them, or if
+                the parameter `outputs` says that the model returns logits, but it returns probabilities.
         """
         answers = predict(self.model, examples, _BATCH)
         if self._params.outputs == LOGITS and self._interface.task_name == CLASSIFICATION:
@@ -180,7 +182,7 @@ class _Imported:
             if self._are_probabilities(predict(scores, examples, _BATCH)):
                 raise InputError(
                     f"outputs={LOGITS!r} contradicts the model {self._name!r}, whose outputs are numbers from 0 to 1 "
-                    "that add up to 1. Leave it out."
+                    "that add up to 1. Remove the parameter outputs."
                 )
         if not np.isfinite(answers).all():
             raise InputError(
@@ -188,7 +190,7 @@ class _Imported:
             )
         if self._interface.task_name != REGRESSION and not self._are_probabilities(answers):
             raise InputError(
-                f"The model {self._name!r} does not give probabilities: expected numbers from 0 to 1"
+                f"The model {self._name!r} does not return probabilities: expected numbers from 0 to 1"
                 + (" that add up to 1" if self._interface.task_name == CLASSIFICATION else "")
                 + f", received {np.round(answers[0][:5].astype(float), 3).tolist()} for the first example. If they are "
                 f"logits, set outputs to {LOGITS}; otherwise correct the model or signature."
@@ -203,26 +205,32 @@ class _Imported:
         return are_shares and is_one
 
     def _range(self, own: tuple[float, float] | None, why: str) -> tuple[float, float]:
-        """Return the range of the pixels, as the parameters name it or as it was found.
+        """Return the range of the model's input pixels: the detected range or, without one, the parameter.
+
+        Args:
+            own: Range that was detected in the model, or None.
+            why: How the range was detected, for an error message.
 
         Raises:
-            InputError: If it is unknown, or the parameter contradicts what was found.
+            InputError: If the range is unknown, or the parameter `pixel_range` contradicts the model.
         """
         requested = self._params.pixel_range
         if own is None and not requested:
             raise InputError(
                 f"Cannot import the model {self._name!r}, because the range of its input pixels is unknown: expected a "
-                "layer at its start that scales them, received none. Set pixel_range to the values that 0 and 255 had "
-                "in its training, such as [0, 1] or [-1, 1], or to [0, 255] if its training did not scale the pixels."
+                "layer at its start that scales them, received none. Set pixel_range to the values that stood for the "
+                "pixels 0 and 255 in its training, such as [0, 1] or [-1, 1], or to [0, 255] if its training did not "
+                "scale the pixels."
             )
         if own and requested and tuple(requested) != own:
             raise InputError(
-                f"pixel_range={list(requested)} contradicts the model {self._name!r}, which {why}. Leave it out."
+                f"pixel_range={list(requested)} contradicts the model {self._name!r}, which {why}. Remove the "
+                "parameter pixel_range."
             )
         return own or (requested[0], requested[1])
 
     def save(self, staged: Path) -> None:
-        """Write architecture and weights to a folder."""
+        """Write the architecture and the weights of the model to a folder."""
         raise NotImplementedError
 
 
@@ -249,13 +257,15 @@ class _KerasFile(_Imported):
             if len(sizes) == 3 and None not in sizes:
                 advice = f"Write the records with data.image_size={sizes[0]},{sizes[1]} and data.channels={sizes[2]}."
             raise InputError(
-                f"The model {name!r} does not fit the records: expected one input "
+                f"The model {name!r} does not fit the records: expected one input of shape "
                 f"(None, {', '.join(map(str, shape))}), received {input_shape}. {advice}"
             )
         pixels = keras.Input(shape, name="image")
         answer = loaded(as_range(pixels, self.pixel_range))
         if isinstance(answer, (dict, list, tuple)):
-            raise InputError(f"The model {name!r} has several outputs: expected one tensor. Import a model with one.")
+            raise InputError(
+                f"The model {name!r} has several outputs: expected one tensor. Import a model with one output."
+            )
         activation = interface.task.activation
         if interface.task_name != REGRESSION and params.outputs == LOGITS:
             answer = keras.layers.Activation(activation, dtype="float32")(answer)
@@ -264,8 +274,8 @@ class _KerasFile(_Imported):
         are_logits = params.outputs == LOGITS or any("logits" in note for note in notes)
         if params.outputs == PROBABILITIES and are_logits:
             raise InputError(
-                f"outputs={PROBABILITIES!r} contradicts the model {name!r}, whose last layer has no activation. Leave "
-                "it out."
+                f"outputs={PROBABILITIES!r} contradicts the model {name!r}, whose last layer has no activation. Remove "
+                "the parameter outputs."
             )
         self.outputs = "numbers" if interface.task_name == REGRESSION else LOGITS if are_logits else PROBABILITIES
 
@@ -283,31 +293,35 @@ class _KerasFile(_Imported):
             ) from error
 
     def save(self, staged: Path) -> None:
-        """Write architecture, weights and custom code."""
+        """Write the architecture, the weights and the custom code of the model to a folder."""
         save_architecture(self.model, staged, self._code)
         self.model.save_weights(staged / BEST_WEIGHTS_FILE)
 
 
 class _SavedModelFolder(_Imported):
-    """A signature of a SavedModel."""
+    """A model in a SavedModel, which is called through one of its signatures."""
 
     def __init__(self, params: ImportParams, name: str, path: Path, interface: Interface, scratch: Path) -> None:
         super().__init__(params, name, interface)
         if params.code:
-            raise InputError(f"A SavedModel contains its code. Received: code={params.code!r}. Leave it out.")
+            raise InputError(
+                "A SavedModel needs no code, because it contains its operations. Received: "
+                f"code={params.code!r}. Remove the parameter code."
+            )
         self._path = path
         signatures = load(path).signatures
         if params.signature not in signatures:
             raise InputError(
                 f"The SavedModel {path} has no signature {params.signature!r}: expected one of "
-                f"{quoted(sorted(signatures)) or 'none'}. Set signature."
+                f"{quoted(sorted(signatures)) or 'none'}. Set signature to the signature that predicts images."
             )
         signature = signatures[params.signature]
         shape = self._image_shape
         inputs = signature.structured_input_signature[1]
         if len(inputs) != 1:
             raise InputError(
-                f"{self._where} takes {quoted(sorted(inputs))}: expected one input, the images. Set signature."
+                f"{self._where} takes the inputs {quoted(sorted(inputs))}: expected one input, the images. Set "
+                "signature to a signature that takes only images."
             )
         ((input_name, spec),) = inputs.items()
         dtype = spec.dtype.name
@@ -318,8 +332,8 @@ class _SavedModelFolder(_Imported):
         if not fits or dtype not in ("uint8", "float32", "float16", "bfloat16", "int32"):
             raise InputError(
                 f"{self._where} does not fit the records: expected pixels of shape (None, "
-                f"{', '.join(map(str, shape))}), received {dtype} {sizes}. Set signature, or write the records with "
-                "data.image_size and data.channels of the model."
+                f"{', '.join(map(str, shape))}), received {dtype} {sizes}. Set signature to a signature that fits, or "
+                "write the records with the model's data.image_size and data.channels."
             )
         own = _WHOLE if dtype == "uint8" else None
         self.pixel_range = self._range(own, "takes uint8 pixels")
@@ -338,7 +352,11 @@ class _SavedModelFolder(_Imported):
         return f"The signature {self._params.signature!r} of {self._path}"
 
     def _output_name(self, outputs: Mapping[str, Any]) -> str:
-        """Return the name of the output with the task's shape."""
+        """Return the name of the signature's output that has the shape of the task's outputs.
+
+        Raises:
+            InputError: If there is not exactly one such output, or the output named in the parameters does not fit.
+        """
         wanted = self._interface.output_shape
         fitting = [
             name
@@ -358,14 +376,14 @@ class _SavedModelFolder(_Imported):
         return name
 
     def save(self, staged: Path) -> None:
-        """Write the SavedModel, how data pass through it, and its weights."""
+        """Write the SavedModel, a description of the used signature, and the weights to a folder."""
         shutil.copytree(self._path, staged / SAVED_MODEL_DIR)
         save_saved_model(self._saved, staged)
         self.model.save_weights(staged / BEST_WEIGHTS_FILE)
 
 
 def _first_scale(model: Any) -> tuple[float, float] | None:
-    """Return [0, 255] if a model begins with a layer that scales such pixels; None if it is unknown what it takes."""
+    """Return (0, 255) if a model begins with a layer that scales pixels of this range, or None if this is unknown."""
     layers = list(getattr(model, "layers", ()))
     while layers:
         layer = layers.pop(0)
@@ -384,7 +402,14 @@ def _first_scale(model: Any) -> tuple[float, float] | None:
 
 
 def _check_copy(name: str, folder: Path, examples: np.ndarray, answers: np.ndarray) -> None:
-    """Raise InputError if the saved model, which is rebuilt without its first program, gives other answers."""
+    """Raise InputError if the saved copy of a model predicts differently from the original model.
+
+    Args:
+        name: Name of the model in messages.
+        folder: Folder of the saved copy.
+        examples: Examples to predict.
+        answers: Predictions of the original model for these examples.
+    """
     copied = predict(load_trained_model(folder), examples, _BATCH)
     scale = max(float(np.abs(answers).max()), 1.0)
     if not np.allclose(copied, answers, atol=_COPY_TOLERANCE * scale):

@@ -13,20 +13,21 @@ AUTO, PROBABILITIES, LOGITS = OUTPUTS = ("auto", "probabilities", "logits")
 
 @dataclasses.dataclass(frozen=True)
 class ImportParams:
-    """What the model's inputs and outputs mean, as far as its file does not say it.
+    """Facts about the model's inputs and outputs that its file does not contain.
 
     Attributes:
-        class_names: Classes in the order of the model's outputs; for a regression, the names of the targets. They must
-            be those of the records, in the same order.
-        pixel_range: [low, high]: values that the model takes for the pixels 0 and 255, for example [0, 255], [0, 1] or
-            [-1, 1]. Empty if the model takes uint8, or begins with a layer that scales pixels of 0 to 255.
-        outputs: Whether the model gives `probabilities` or `logits`. `auto` finds it in the last layer, or by
-            predictions that are probabilities; otherwise the step fails and asks.
-        signature: Signature of a SavedModel that predicts images.
-        output_name: Output of the signature; empty if only one has the right shape.
+        class_names: Names of the classes in the order of the model's outputs or, for a regression, names of the
+            targets. They must match the names in the records, in the same order.
+        pixel_range: [low, high]: values that the model expects for the pixels 0 and 255, for example [0, 255], [0, 1]
+            or [-1, 1]. Leave it empty if the model takes uint8, or begins with a layer that scales pixels of 0 to 255.
+        outputs: Kind of the model's outputs, `probabilities` or `logits`. With `auto`, outputs of a .keras file whose
+            last layer has no activation are logits, and all other outputs must be probabilities, otherwise the step
+            fails. Ignored for a regression.
+        signature: Name of the signature of a SavedModel that predicts images.
+        output_name: Name of the signature's output to use. It may be empty if only one output has the right shape.
         code: A .py file that registers the custom classes of a .keras file with Keras, local or on gs://. It is saved
             with the model.
-        name: Name of the model in reports; empty for the name of its file.
+        name: Name of the model in reports. Empty means the name of its file.
     """
 
     class_names: tuple[str, ...]
@@ -43,8 +44,8 @@ class ImportParams:
         scale = self.pixel_range
         if scale and (len(scale) != 2 or not all(map(math.isfinite, scale)) or scale[0] >= scale[1]):
             raise InputError(
-                "pixel_range must be [low, high], the values that the model takes for the pixels 0 and 255. Received: "
-                f"pixel_range={list(scale)}."
+                "pixel_range must be [low, high], the values that the model expects for the pixels 0 and 255, with low "
+                f"below high. Received: pixel_range={list(scale)}."
             )
         if self.code and not self.code.endswith(".py"):
             raise InputError(f"code must be a .py file. Received: code={self.code!r}.")
@@ -52,13 +53,13 @@ class ImportParams:
 
 @dataclasses.dataclass(frozen=True)
 class ImportResult:
-    """What was found in the model.
+    """Facts about an imported model.
 
     Attributes:
         name: Name of the model.
-        kind: `keras` or `saved_model`.
-        outputs: Whether the model itself gives `probabilities`, `logits` or, for a regression, `numbers`.
-        pixel_range: Values that the model takes for the pixels 0 and 255.
+        kind: Kind of the imported file: `keras` or `saved_model`.
+        outputs: Kind of the original model's outputs: `probabilities`, `logits` or, for a regression, `numbers`.
+        pixel_range: Values that the original model expects for the pixels 0 and 255.
         num_parameters: Number of the model's weights.
         num_compared: Number of examples that were predicted to check the outputs and the saved copy.
     """

@@ -1,4 +1,4 @@
-"""All components, with the image that they run in."""
+"""The KFP components of all steps, and functions that set the image in which components run."""
 
 import dataclasses
 import warnings
@@ -42,7 +42,7 @@ train_model = StepComponent.from_component(_train_model.train_model, TrainParams
 
 @dataclasses.dataclass(frozen=True)
 class Components:
-    """The components, all with the same image.
+    """All components of this package, with the same image.
 
     Attributes:
         create_tfrecords: Writes labelled examples as TFRecord files.
@@ -54,7 +54,7 @@ class Components:
         list_source: Returns a digest of a source's current content.
         make_container_model: Turns an export into the artifact that Google's ModelUploadOp takes.
         predict_batch: Predicts every example of a source.
-        preflight_training: Compiles a training for a TPU on CPUs: memory, step time and price.
+        preflight_training: Compiles the training step for a TPU, on CPUs, and estimates memory, time and price.
         train_model: Trains a model.
     """
 
@@ -75,12 +75,13 @@ def with_image(component: Any, image: str) -> Any:
     """Return a copy of a KFP component that runs in another image.
 
     Args:
-        component: Any component of one container; it is not changed.
-        image: Name of the image with its digest, as in `docker.io/me/python@sha256:…`. With a tag, this function warns:
-            when the tag moves to new code, the platform's cache still returns the results of the old code.
+        component: A KFP component that runs in one container. It is not changed.
+        image: Name of the image with its digest, as in `docker.io/me/python@sha256:…`. A name with a tag causes a
+            warning: when the tag moves to new code, the platform's cache still returns the results of the old code.
 
     Raises:
-        InputError: If the name is malformed, or this is not a component, or is one that is on a machine already.
+        InputError: If the name is malformed, or `component` is not a component, or is already the result of
+            `tp.on_machine` or `on_current_data`.
     """
     require_component(component, "with_image")
     _check_image_name(image)

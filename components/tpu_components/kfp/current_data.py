@@ -1,4 +1,7 @@
-"""Components that read a source, and the platform's cache, which knows a source only by its name."""
+"""Makes components run again when the content of their source has changed.
+
+The platform's cache identifies a source only by its name.
+"""
 
 from typing import Any
 
@@ -14,13 +17,14 @@ _LISTERS = {"create_tfrecords": list_source, "predict_batch": list_inputs}
 
 
 def on_current_data(component: Any) -> WrappedComponent:
-    """Return a component whose step reruns when its source has changed, and otherwise may come from the cache.
+    """Return a component that runs again when its source has changed. Otherwise, its result may come from the cache.
 
-    It adds a task before the step that is never cached: it lists the files of the source, without reading them, and
-    returns a digest. The digest becomes the input `data_version` of the step.
+    The component has a second task before the step, which is never cached. This task lists the files of the source,
+    without reading them, and returns a digest, which becomes the input `data_version` of the step.
 
     Args:
-        component: `create_tfrecords` or `predict_batch` with its image, or one of them after `tp.on_machine`.
+        component: `create_tfrecords` or `predict_batch` with its image, or the result of `tp.on_machine` for one of
+            them.
 
     Returns:
         A function that takes the component's inputs by name, inside a pipeline, and returns the task.

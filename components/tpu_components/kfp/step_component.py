@@ -1,4 +1,7 @@
-"""Components that check their inputs when a pipeline is written, and warn of what fails only when it runs."""
+"""Components that check their inputs when a pipeline is defined.
+
+They also warn of mistakes that would otherwise show only when the pipeline runs.
+"""
 
 import dataclasses
 import os
@@ -33,31 +36,34 @@ _READY_MODEL = re.compile(r"[\w-]+")  # Other names are files or modules, which 
 
 
 class PipelineWarning(UserWarning):
-    """A pipeline compiles, but may not do what you expect when it runs."""
+    """Warns that a pipeline compiles, but may not do what you expect when it runs."""
 
 
 class StaleCacheWarning(PipelineWarning):
-    """The platform's cache may return results of data or code that have changed since."""
+    """Warns that the platform's cache may return results of data or code that have changed since."""
 
 
 class StepComponent(PythonComponent):
-    """A component of this package. In a pipeline, it checks inputs that are constants, and accepts their usual forms.
+    """A component of this package that checks its inputs in a pipeline.
+
+    Inputs that are constants are checked and converted to KFP's types.
 
     Attributes:
-        params: Dataclass whose fields are inputs of the component, with their rules; None for a component without one.
+        params: Dataclass whose fields are inputs of the component, with the rules for these inputs. None if the
+            component has no such dataclass.
     """
 
     params: type | None = None
 
     @classmethod
     def from_component(cls, component: PythonComponent, params: type | None = None) -> Self:
-        """Return a component as one that checks its inputs by these parameters."""
+        """Return a copy of a component that checks its inputs by the rules of the dataclass `params`."""
         made = cls(component.component_spec, component.python_func)
         made.params = params
         return made
 
     def __call__(self, *args: Any, **inputs: Any) -> Any:
-        """Return the task, as every component does.
+        """Check the inputs, warn of likely mistakes, and return the task.
 
         Raises:
             InputError: If constant inputs are wrong, or an input is unknown.
@@ -72,17 +78,17 @@ class StepComponent(PythonComponent):
         return super().__call__(**checked)
 
     def checked(self, inputs: Mapping[str, Any], others: Collection[str] = ()) -> dict[str, Any]:
-        """Return the inputs of a task, with constants in KFP's types and renamed inputs under their new names.
+        """Check the inputs of a task. Return them with constants in KFP's types and old names replaced by new names.
 
-        An input that a pipeline determines when it runs is not checked. Rules about several inputs are checked if all
-        of them are constants.
+        An input whose value is known only when the pipeline runs is not checked. Rules about several inputs are checked
+        if all of these inputs are constants.
 
         Args:
             inputs: The inputs by name.
-            others: Names of inputs that a machine adds to those of the component.
+            others: Names of further inputs that are accepted, such as those that `tp.on_machine` adds.
 
         Raises:
-            InputError: If constants are wrong, or an input is unknown; the message names all of them.
+            InputError: If an input is unknown or missing, or if constants are wrong.
         """
         name = called(self)
         try:
@@ -167,7 +173,9 @@ def runs_here() -> bool:
 
 
 def may_change(source: Any) -> bool:
-    """Return whether a source is on a remote store, or is an input whose value is known only when the pipeline runs.
+    """Return whether the content of a source may change between runs of a pipeline.
+
+    This is assumed for a source on a remote store, and for an input whose value is known only when the pipeline runs.
 
     Raises:
         InputError: If the kind of the source is unknown.
@@ -182,7 +190,7 @@ def may_change(source: Any) -> bool:
 
 
 def is_constant(value: Any) -> bool:
-    """Return whether a value of an input is known when the pipeline is written, also inside of lists and mappings.
+    """Return whether a value, with all items of lists and mappings, is known when the pipeline is defined.
 
     Example:
         >>> is_constant({"image_size": [8, 8]}), is_constant(None)
@@ -197,15 +205,15 @@ def is_constant(value: Any) -> bool:
 
 
 def _check_value(name: str, value: Any, kind: Any) -> None:
-    """Check that an input has a value that KFP passes on to the step.
+    """Check that an input has a value that KFP can pass to the step.
 
     Args:
         name: Name of the input.
-        value: What the pipeline passes to the component.
+        value: Value that the pipeline passes to the component.
         kind: Type of the step's parameter, or `Any`.
 
     Raises:
-        InputError: If it is None or a task, or the step could not read a part of it.
+        InputError: If the value is None or a task, or has a part that the step could not read.
     """
     if isinstance(value, PipelineTask):
         raise InputError(
@@ -219,10 +227,10 @@ def _check_value(name: str, value: Any, kind: Any) -> None:
 
 
 def _check_nested(where: str, value: Any, kind: Any) -> None:
-    """Check what the pipeline determines inside of a mapping or list, where KFP passes everything as a text.
+    """Check the parts of a mapping or list whose values are known only when the pipeline runs.
 
-    A step converts the text to a number or truth value if it knows that it expects one. kfp.local cannot read a mapping
-    with the text of a list (kfp/local/placeholder_utils.py, at 2.17).
+    KFP passes these parts as text. A step converts the text to a number or a boolean if the type of its parameter says
+    so. kfp.local cannot read a mapping with the text of a list (kfp/local/placeholder_utils.py, at 2.17).
 
     Args:
         where: Name of the value.
@@ -230,7 +238,7 @@ def _check_nested(where: str, value: Any, kind: Any) -> None:
         kind: Type of the step's parameter, or `Any`.
 
     Raises:
-        InputError: If the step would read a text as such.
+        InputError: If the step would receive a text instead of a value of another type.
     """
     origin, items = typing.get_origin(kind), typing.get_args(kind)
     if isinstance(value, Mapping):
@@ -248,7 +256,7 @@ def _check_nested(where: str, value: Any, kind: Any) -> None:
         if name in ("LIST", "STRUCT") or (kind is Any and name != "STRING"):
             raise InputError(
                 f"expected a constant as {where}, received {value.name!r}, which the pipeline determines when it runs. "
-                f"Inside a mapping or list, KFP passes it as a text. Use one value of the pipeline for all of "
+                f"Inside a mapping or list, KFP passes it as a text. Use a single input of the pipeline as "
                 f"{where.partition('[')[0]}."
             )
 
@@ -280,7 +288,10 @@ def _checked(inputs: Mapping[str, Any], params: type) -> dict[str, Any]:
 
 
 def _in_kfps_types(constant: Any, read: Any) -> Any:
-    """Return a constant in KFP's types. Mappings stay as they are: all their defaults would change the cache key."""
+    """Return a constant in KFP's types.
+
+    Mappings are returned unchanged, because adding the defaults of their fields would change the cache key.
+    """
     if isinstance(constant, Mapping):
         return constant
     if isinstance(constant, list | tuple) and any(isinstance(item, Mapping) for item in constant):
@@ -289,7 +300,7 @@ def _in_kfps_types(constant: Any, read: Any) -> Any:
 
 
 def _check_model(values: Mapping[str, Any]) -> None:
-    """Check the name of a ready model, and its parameters, in the inputs of a training or its preflight."""
+    """Check the name and the parameters of a ready model in the inputs of train_model or preflight_training."""
     training = values.get("training")
     name = getattr(training, "model", values.get("model", ""))
     if _READY_MODEL.fullmatch(name):

@@ -1,4 +1,4 @@
-"""A component after `tp.on_machine` or `on_current_data`, and the checks of what these functions receive."""
+"""The result of `tp.on_machine` and `on_current_data`, and checks of the components that they receive."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -11,11 +11,11 @@ from tpu_components.core.base.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class WrappedComponent:
-    """A component after `on_machine` or `on_current_data`. Call it in a pipeline, with inputs by name.
+    """A component that `on_machine` or `on_current_data` returned. Call it in a pipeline, with inputs by name.
 
     Attributes:
-        component: The component.
-        wrapper: Name of the function that returned this.
+        component: The component that this function received.
+        wrapper: Name of this function.
         make_task: Function that takes inputs by name and returns the task.
     """
 
@@ -30,7 +30,7 @@ class WrappedComponent:
 
     @property
     def component_spec(self) -> Any:
-        """KFP's specification of the step, which may have more inputs than the component."""
+        """KFP's specification of the step, which may have more inputs than `component`."""
         return getattr(self.make_task, "component_spec", self.component.component_spec)
 
     def __call__(self, *args: Any, **inputs: Any) -> Any:
@@ -44,7 +44,7 @@ class WrappedComponent:
 
 
 def called(component: Any) -> str:
-    """Return the name of a component as in Python code, for messages."""
+    """Return the name of a component with underscores, as in Python code."""
     return str(component.name).replace("-", "_")
 
 
@@ -56,7 +56,7 @@ def require_names(component: Any, arguments: Sequence[Any]) -> None:
         arguments: Inputs without a name.
 
     Raises:
-        InputError: If there are any.
+        InputError: If there are inputs without a name.
     """
     if arguments:
         raise InputError(
@@ -66,14 +66,14 @@ def require_names(component: Any, arguments: Sequence[Any]) -> None:
 
 
 def require_component(component: Any, function: str) -> None:
-    """Check that this is a component of KFP, as it was defined or loaded.
+    """Check that a function received a KFP component that is not the result of `on_machine` or `on_current_data`.
 
     Args:
-        component: What a function received.
+        component: Value that the function received.
         function: Name of the function.
 
     Raises:
-        InputError: If it is not.
+        InputError: If the value is not a KFP component.
     """
     if isinstance(component, WrappedComponent):
         advice = f"Call {function} before {component.wrapper}."

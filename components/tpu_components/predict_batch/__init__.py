@@ -1,4 +1,4 @@
-"""Writes the predictions of an exported model for every example of a source. A restart continues."""
+"""Writes the predictions of an exported model for every example of a source. A restarted run continues."""
 
 from tpu_components.predict_batch.params import PredictParams, PredictResult
 from tpu_components.predict_batch.predicting import predict_batch

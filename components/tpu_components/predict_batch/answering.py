@@ -1,7 +1,4 @@
-"""Writes one file of predictions.
-
-A worker process reads the examples, predicts them and writes the predictions.
-"""
+"""Predicts some examples of a source in a worker process, and writes one file of predictions."""
 
 import dataclasses
 import functools
@@ -52,17 +49,17 @@ class Work:
 
 
 def digest_model(export_dir: Path) -> str:
-    """Return the SHA-256 of a model's files, by their names and contents."""
+    """Return a SHA-256 digest of the names and contents of all files of a model."""
     files = (path for path in export_dir.rglob("*") if path.is_file())
     return fingerprint.digest_files({path.relative_to(export_dir).as_posix(): path for path in files})
 
 
 @functools.lru_cache(maxsize=1)
 def _model(export: str, digest: str, use_int8: bool, num_threads: int) -> ExportedModel:
-    """Return the model of this process, which is loaded only once.
+    """Load the model in this process, or return it if it is already loaded.
 
     Raises:
-        InputError: If the model has changed since the files were planned.
+        InputError: If the model has changed since the predictions were planned.
     """
     with tempfile.TemporaryDirectory() as folder:
         here = storage.localize(export, Path(folder))
@@ -75,7 +72,10 @@ def _model(export: str, digest: str, use_int8: bool, num_threads: int) -> Export
 
 
 def answer_part(work: Work, examples: Selection, state: ResumeState, name: str) -> None:
-    """Predict consecutive examples and write the file `name`."""
+    """Predict examples, and write the predictions to the piece `name` of the resume state.
+
+    The note of the piece contains counts, and the examples that could not be read.
+    """
     with _ANSWERING:
         model = _model(work.export, work.model_digest, work.params.use_int8, work.num_threads)
     aside: list[dict[str, Any]] = []
@@ -101,9 +101,10 @@ def answer_part(work: Work, examples: Selection, state: ResumeState, name: str) 
 def _read_all(
     model: ExportedModel, work: Work, examples: Selection, aside: list[dict[str, Any]], lost: Counter[str]
 ) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """Yield (key and kept columns, model input) of each readable example. Append unreadable examples to `aside`.
+    """Yield two values for each readable example: a dict of its key and kept columns, and its model input.
 
-    The number of images that lose their content is added to `lost`; see `images.LOSSES`.
+    Unreadable examples are appended to `aside`, with the reason. The number of images that lose content in the
+    conversion is added to `lost`; see `images.LOSSES`.
     """
     results = read_inputs(model, work.stored, examples)
     for key, more, result in zip(examples.keys, examples.values, results, strict=True):
@@ -115,7 +116,7 @@ def _read_all(
 
 
 def _as_lines(model: ExportedModel, rows: Sequence[Mapping[str, Any]], outputs: np.ndarray) -> bytes:
-    """Return one JSON object per line, in the format of the server: class and confidence, labels, or values."""
+    """Return predictions as JSON Lines, in the format of the server: class and confidence, labels, or values."""
     lines = []
     for row, output in zip(rows, outputs, strict=True):
         figures = dict(zip(model.class_names, output.astype(float).round(7).tolist(), strict=True))
@@ -131,7 +132,7 @@ def _as_parquet(
     named: Sequence[Sequence[str]],
     types: Mapping[str, str],
 ) -> bytes:
-    """Return predictions as a Parquet file: key, kept columns of the source, prediction.
+    """Return predictions as a Parquet file with the key, the kept columns of the source, and the prediction.
 
     Args:
         model: The model.

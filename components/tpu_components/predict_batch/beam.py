@@ -1,9 +1,9 @@
 """Runs predictions as an Apache Beam pipeline, on any runner.
 
-The process of the step lists the source and writes the tasks. Each worker does some of the tasks and writes their
-files.
+The process of the step lists the source, and writes a task for each file of predictions. Each worker predicts the
+examples of some tasks, and writes their files. The process shares this folder with the workers:
 
-TEMP/JOB          tasks and finished files, see `resume_state`
+TEMP/JOB          tasks and finished files, see `resume_state`; TEMP is the option `temp_location`
 TEMP/JOB/export   copy of a local model, for workers on other machines
 """
 
@@ -34,11 +34,11 @@ def options_of(params: PredictParams, export: str) -> dict[str, str]:
 
 
 def answer_with_beam(plan: Plan, options: Mapping[str, str], own: Path) -> ResumeState:
-    """Write the missing files on the workers of a Beam runner. Return the resume state with all files.
+    """Write the missing files of predictions on the workers of a Beam runner. Return the resume state with all files.
 
     Args:
         plan: Plan of the files.
-        options: Completed options of the pipeline.
+        options: Options of the pipeline, from `options_of`.
         own: Folder for the files if `temp_location` is not set.
 
     Raises:
@@ -66,7 +66,7 @@ def answer_with_beam(plan: Plan, options: Mapping[str, str], own: Path) -> Resum
 
 
 def answer_file(number: int, work: Work, place: str, digest: str, num_files: int) -> None:
-    """Write a file of predictions on a worker.
+    """Write a file of predictions on a worker, unless it is already finished.
 
     Args:
         number: Number of the file.

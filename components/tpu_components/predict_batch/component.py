@@ -45,14 +45,14 @@ def predict_batch(
             copied.
         form: Format of the files: `jsonl`, with a line for each example, or `parquet`, which needs
             `tpu-pipelines[parquet]`.
-        use_int8: Use the int8 model.
+        use_int8: Use the int8 model instead of the float model.
         part_examples: Examples per file. A killed process loses at most one file.
         num_workers: Number of processes. 0 means one per available CPU.
         engine: Where examples are predicted: `local`, by processes of this machine, or `beam`, by the workers of an
             Apache Beam runner. Both write the same bytes.
         beam_options: Options of the Beam pipeline by Beam's names, for example `runner`, `region`,
-            `worker_machine_type` and `max_num_workers`. The value of an option without a value is "". Finished files
-            are stored below `temp_location`, which must be in a bucket for a `runner` on other machines.
+            `worker_machine_type` and `max_num_workers`. For an option without a value, use "". Finished files are
+            stored below `temp_location`, which must be in a bucket for a `runner` on other machines.
 
     Returns:
         predictions: Predictions in files of examples, `set_aside.jsonl` and `predictions.json`.
@@ -96,14 +96,14 @@ def list_inputs(
             copied.
         form: Format of the files: `jsonl`, with a line for each example, or `parquet`, which needs
             `tpu-pipelines[parquet]`.
-        use_int8: Use the int8 model.
+        use_int8: Use the int8 model instead of the float model.
         part_examples: Examples per file. A killed process loses at most one file.
         num_workers: Number of processes. 0 means one per available CPU.
         engine: Where examples are predicted: `local`, by processes of this machine, or `beam`, by the workers of an
             Apache Beam runner. Both write the same bytes.
         beam_options: Options of the Beam pipeline by Beam's names, for example `runner`, `region`,
-            `worker_machine_type` and `max_num_workers`. The value of an option without a value is "". Finished files
-            are stored below `temp_location`, which must be in a bucket for a `runner` on other machines.
+            `worker_machine_type` and `max_num_workers`. For an option without a value, use "". Finished files are
+            stored below `temp_location`, which must be in a bucket for a `runner` on other machines.
 
     Returns:
         Output: Digest of the examples' current content.

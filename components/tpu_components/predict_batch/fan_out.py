@@ -11,7 +11,7 @@ from tpu_components.core.component.command_line import exit_code, print_error
 
 
 def answer_range(*_: Any) -> NoReturn:
-    """Raise InputError. The message says what to use instead."""
+    """Raise an InputError that says what to use instead of predicting in parallel tasks."""
     raise InputError(
         "Predicting in parallel tasks was removed. Use predict_batch, which works on one machine, or predict_batch "
         "with engine=beam (in a pipeline: predict_with_beam), which works on several. Both write the same files."
@@ -22,7 +22,7 @@ merge_ranges = answer_range
 
 
 def main() -> int:
-    """Print the error and return exit code 2."""
+    """Print the error that predicting in parallel tasks was removed. Return exit code 2."""
     return exit_code(answer_range, print_error)
 
 

@@ -1,4 +1,4 @@
-"""Examples to predict: from a source, with or without labels, or from the records of create_tfrecords."""
+"""Lists and reads the examples to predict, from a source with or without labels, or from create_tfrecords' records."""
 
 import bisect
 import dataclasses
@@ -33,9 +33,9 @@ class Inputs:
     """The examples of a source, in an order that does not depend on the file system.
 
     Attributes:
-        keys: Name of each example. For records, the shard and index of each record, because the record contains the
-            name.
-        version: Digest that changes with the content.
+        keys: Name of each example. For records, the shard and index of each record, because the name is only in the
+            record.
+        version: Digest that changes when the content of the source changes.
         select: Function that takes indices, int[…], and returns these examples in the form that is sent to a worker.
         stored: Description of the inputs in the records of a `records:` source, or None for all other sources.
         kept: Values of each example to copy to its prediction, by name: its `id`, and the columns to keep.
@@ -76,7 +76,7 @@ def list_inputs(params: PredictParams, model: ExportedModel) -> Inputs:
     _check_kept(params, listing.slices)
     if listing.example_kind != model.input.kind:
         raise InputError(
-            f"Cannot predict {params.source!r}: expected {model.input.plural}, which {model.name!r} takes, received a "
+            f"Cannot predict {params.source!r}: the model {model.name!r} expects {model.input.plural}, received a "
             f"source of the kind {listing.example_kind!r}. Use another source."
         )
     own_id = columns.get("id", "id")
@@ -107,7 +107,8 @@ def _check_kept(params: PredictParams, kept: Mapping[str, Any]) -> None:
 def _as_numbers(ids: Sequence[Any]) -> Sequence[Any]:
     """Return IDs as whole numbers if all of them are written as whole numbers, otherwise unchanged.
 
-    An ID with a leading zero, a plus or a space is not converted, so that every ID can be joined with its table.
+    If an ID has a leading zero, a plus sign or a space, no ID is converted, so that predictions can be joined with the
+    source's table by their IDs.
     """
     if isinstance(ids, Names) and all(re.fullmatch(r"0|-?[1-9]\d{0,17}", text) for text in ids):
         return [int(text) for text in ids]
@@ -115,7 +116,10 @@ def _as_numbers(ids: Sequence[Any]) -> Sequence[Any]:
 
 
 def _as_column(values: Sequence[Any]) -> tuple[str, Sequence[Any]]:
-    """Return the Arrow type of a column, and its values in this type, or None. Mixed types become text."""
+    """Return the Arrow type of a column, and the column's values in this type.
+
+    NaN and infinite values become None. Values of different types become strings.
+    """
     if isinstance(values, Names):
         return "string", values
     if any(isinstance(value, bytes) for value in values):
@@ -135,14 +139,15 @@ def _list_records(place: Location, model: ExportedModel) -> Inputs:
     manifest = Manifest.read_from(place) if place.is_remote else Manifest.load(Path(place), verify=False)
     if manifest.input.kind != model.input.kind:
         raise InputError(
-            f"Cannot predict {place}: expected {model.input.plural}, which {model.name!r} takes, received "
+            f"Cannot predict {place}: the model {model.name!r} expects {model.input.plural}, received "
             f"{manifest.input.plural}. Use another source."
         )
     if manifest.feature_names or any(
         shard.path(place) == shard.name for split in manifest.splits.values() for shard in split.shards
     ):
         raise InputError(
-            f"Cannot answer {place}: it refers to records of another program. Name their files: {manifest.source}"
+            f"Cannot predict {place}: it refers to records of another program. Use these records as the source: "
+            f"{manifest.source}"
         )
     places = RecordPlaces(shard for split in manifest.splits.values() for shard in split.shards)
     return Inputs(
@@ -162,12 +167,12 @@ class Example(NamedTuple):
 
 
 def read_inputs(model: ExportedModel, stored: AnyInput | None, examples: Selection) -> Iterator[Example | Exception]:
-    """Yield each example, or the error if it cannot be used.
+    """Yield each example with its model input, or the error if the example cannot be used.
 
     Args:
         model: The model.
         stored: See `Inputs`.
-        examples: The examples.
+        examples: The examples to read.
     """
     if stored is not None:  # Records are read in large pieces, so that threads would not help.
         examples = dataclasses.replace(examples, root="", contents=read_frames(examples.root, examples.keys))
@@ -175,7 +180,7 @@ def read_inputs(model: ExportedModel, stored: AnyInput | None, examples: Selecti
 
 
 def read_input(model: ExportedModel, stored: AnyInput | None, key: str, content: Any) -> Example:
-    """Return an example.
+    """Convert the content of an example to a model input. Return the example.
 
     Raises:
         InputError, UnreadableError: If the example cannot be used. The message is the reason.
@@ -212,7 +217,9 @@ def _read_example(model: ExportedModel, key: str, content: Any) -> Example:
 
 
 class RecordPlaces(Sequence[str]):
-    """Places (`SHARD[INDEX]`) of all records of shards, in order. Only the list of shards is in memory.
+    """A sequence of the places (`SHARD[INDEX]`) of all records in some shards, in order.
+
+    A place is computed when it is accessed, so only the list of shards is in memory.
 
     Args:
         shards: The shards.

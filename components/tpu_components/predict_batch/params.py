@@ -30,14 +30,14 @@ class PredictParams:
             copied.
         form: Format of the files: `jsonl`, with a line for each example, or `parquet`, which needs
             `tpu-pipelines[parquet]`.
-        use_int8: Use the int8 model.
+        use_int8: Use the int8 model instead of the float model.
         part_examples: Examples per file. A killed process loses at most one file.
         num_workers: Number of processes. 0 means one per available CPU.
         engine: Where examples are predicted: `local`, by processes of this machine, or `beam`, by the workers of an
             Apache Beam runner. Both write the same bytes.
         beam_options: Options of the Beam pipeline by Beam's names, for example `runner`, `region`,
-            `worker_machine_type` and `max_num_workers`. The value of an option without a value is "". Finished files
-            are stored below `temp_location`, which must be in a bucket for a `runner` on other machines.
+            `worker_machine_type` and `max_num_workers`. For an option without a value, use "". Finished files are
+            stored below `temp_location`, which must be in a bucket for a `runner` on other machines.
     """
 
     source: str
@@ -63,19 +63,19 @@ class PredictParams:
 
     @functools.cached_property
     def source_ref(self) -> SourceRef:
-        """The source as a value."""
+        """The kind and the place in `source`, parsed."""
         return SourceRef.parse(self.source)
 
 
 @dataclasses.dataclass(frozen=True)
 class PredictResult:
-    """The predictions that were written.
+    """Counts of the predictions that were written.
 
     Attributes:
-        num_examples: Examples of the source.
-        num_predicted: Examples that were predicted.
-        num_set_aside: Examples that could not be read.
-        num_files: Files of predictions.
+        num_examples: Number of examples in the source.
+        num_predicted: Number of examples that were predicted.
+        num_set_aside: Number of examples that could not be read.
+        num_files: Number of files of predictions.
         predicted: Number of examples by predicted class or label. Empty for a regression.
     """
 

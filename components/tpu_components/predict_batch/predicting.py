@@ -1,6 +1,6 @@
-"""Predicts every example of a source once, to a folder of files or to a single file.
+"""Predicts every example of a source once, and writes the predictions to a folder of files or to a single file.
 
-A restart continues the files of a folder.
+If a run is killed, the next run continues from its finished files.
 """
 
 import dataclasses
@@ -62,7 +62,7 @@ def predict_batch(params: PredictParams, export: str | Path, directory: str | Pa
 
 
 def answer_files(plan: Plan, state: ResumeState) -> None:
-    """Write the files that are missing, in worker processes."""
+    """Write the missing files of predictions, in worker processes. Finished files are kept."""
     finished = state.whole(plan.names)
     numbers = range(len(plan.names))
     missing = [number for number in numbers if plan.names[number] not in finished]
@@ -80,7 +80,7 @@ def answer_files(plan: Plan, state: ResumeState) -> None:
 
 
 def form_of(file: Path) -> str:
-    """Return the format of a file by its suffix.
+    """Return the format of a file of predictions, `jsonl` or `parquet`, by its suffix.
 
     Raises:
         InputError: If the suffix is unknown.
@@ -92,7 +92,7 @@ def form_of(file: Path) -> str:
 
 
 def predict_to_file(params: PredictParams, export_dir: Path, file: Path) -> tuple[PredictResult, Path | None]:
-    """Predict every example of a source once, to one file. It is written completely or not at all.
+    """Predict every example of a source once, and write one file, completely or not at all.
 
     See `predict_batch`.
 

@@ -62,7 +62,7 @@ class Adviser:
         report = self.report
         if report.verdict == DOES_NOT_COMPILE:
             return (
-                "Replace the operations in the reason with operations of fixed shape for a TPU, or train on a GPU or "
+                "Replace the operations that the reason names with operations of fixed shape, or train on a GPU or "
                 f"CPU{self._prices()}."
             )
         if report.verdict != DOES_NOT_FIT:
@@ -71,10 +71,10 @@ class Adviser:
         larger = self._with_more_memory()
         if largest is None or not largest.size:
             return f"Not even one example fits: use a machine with more memory per device{larger}, or a smaller model."
-        sure = "compiled" if largest.is_exact else "compiled; more may fit"
+        sure = "the most that fit" if largest.is_exact else "these fit, and more may fit"
         usable = min(largest.size, self._most_of_the_data)
         if usable < largest.size:
-            sure = f"the whole data set; {largest.size:,} would fit, {sure}"
+            sure = f"the whole data set; {largest.size:,} would fit"
         return (
             f"Set training.batch_size_per_replica to {usable:,} or less ({sure}), or use a machine with more memory "
             f"per device{larger}."
@@ -139,7 +139,7 @@ class Adviser:
         report, data = self.report, self.data
         words = (
             f"The device waits for data {percent(epoch.host_wait)} of the time: it needs "
-            f"{epoch.needed_per_second:,.0f} examples/s, and gets {report.fed_by(data.host)}."
+            f"{epoch.needed_per_second:,.0f} examples/s, and is fed {report.fed_by(data.host)}."
         )
         if not report.is_resident and data.decoded_bytes < report.capacity_bytes // 2:
             words += (
@@ -151,13 +151,13 @@ class Adviser:
         return words
 
     def _doubts(self, step: StepTime, epoch: EpochTime) -> Iterator[str]:
-        """Yield the reasons for which a TPU is hardly worth its price."""
+        """Yield the reasons why a TPU is hardly worth its price."""
         report = self.report
         products_share = sum(layer.ms for layer in report.layers if layer.mxu_utilization) / step.compute_ms
         if products_share < _FEW_PRODUCTS:
             yield f"matrix products take {percent(products_share)} of a step, and only they are faster on a TPU"
         elif step.mxu_utilization < _LOW_UTILIZATION:
-            yield f"the matrix units are {percent(step.mxu_utilization, 1)} busy while it computes"
+            yield f"the matrix units are {percent(step.mxu_utilization, 1)} busy while the device computes"
         if report.host_calls:
             yield f"{len(report.host_calls)} operations call the host in every step ({report.host_calls[0]})"
         if epoch.host_wait > _MUCH_WAITING and self._is_smallest:
@@ -195,7 +195,7 @@ class Adviser:
 
 
 def compare(reports: Sequence[MachineReport]) -> tuple[str, ...]:
-    """Return advice on which of several machines to use, and on which machines were not compiled.
+    """Return advice on which of several machines to use, and list machines for which compilation did not finish.
 
     Return () for one machine.
     """
@@ -224,8 +224,8 @@ def compare(reports: Sequence[MachineReport]) -> tuple[str, ...]:
         words.append(f"Fastest: {_describe(fastest)}.")
     if all(report.epoch and report.epoch.host_wait > _MUCH_WAITING for report in passed):
         words.append(
-            "All of them wait for data most of the time, so the choice of the machine hardly matters until that is "
-            "solved."
+            "All machines wait for data most of the time. Until the input is faster, the choice of the machine hardly "
+            "matters."
         )
     return tuple(words)
 

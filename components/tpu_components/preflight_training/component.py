@@ -45,31 +45,33 @@ def preflight_training(
         fingerprint: Digests of the step's `code` and of the `model`. The step does not read them; the platform's cache
             runs the step again when one changes.
         training: Parameters of train_model: model, hyper-parameters, backend, precision, and input pipeline. With the
-            `jax` backend, the step of all replicas is compiled; with `tensorflow`, the step of one replica. `auto` is
-            jax. A precision of `auto` is mixed_bfloat16, as on a TPU. Keys: `model`, `model_parameters`, `epochs`,
-            `batch_size_per_replica`, `optimizer`, `optimizer_parameters`, `learning_rate`, `learning_rate_scaling`,
-            `learning_rate_schedule`, `schedule_parameters`, `warmup_epochs`, `stages`, `initial_model`, `weight_decay`,
-            `loss`, `loss_parameters`, `metrics`, `balance_classes`, `class_weights`, `random_flip`,
-            `random_crop_pixels`, `random_resized_crop`, `mixup_alpha`, `label_smoothing`, `ema_decay`,
-            `early_stopping_epochs`, `monitor`, `callbacks`, `seed`, `backend`, `accelerator`, `num_replicas`,
-            `precision`, `in_memory_mib`, `shuffle_buffer`, `residency`, `steps_per_execution`, `sharding`,
-            `checkpoint_seconds`, `profile_steps`.
-        epochs: Passes over the training split, for the time and price of a run. 0 means the epochs of the training
-            section.
-        paid: The machine that is paid for: `machine` is its name. `region`, `spot` and `target` (the platform)
-            determine its price. `timeout_seconds` is the time limit of training (0 derives it from the estimate).
-            `attempts` is the largest number of starts, each with this limit.
-        find_largest_batch: Find the largest batch per replica that fits, by compiling several batches. If false, only
-            an upper bound is computed, unless the configured batch does not fit.
+            `jax` backend, the step of all replicas is compiled. With `tensorflow`, the step of one replica is compiled.
+            The backend `auto` means jax. The precision `auto` means mixed_bfloat16 for a TPU and float32 for a GPU.
+            Keys: `model`, `model_parameters`, `epochs`, `batch_size_per_replica`, `optimizer`, `optimizer_parameters`,
+            `learning_rate`, `learning_rate_scaling`, `learning_rate_schedule`, `schedule_parameters`, `warmup_epochs`,
+            `stages`, `initial_model`, `weight_decay`, `loss`, `loss_parameters`, `metrics`, `balance_classes`,
+            `class_weights`, `random_flip`, `random_crop_pixels`, `random_resized_crop`, `mixup_alpha`,
+            `label_smoothing`, `ema_decay`, `early_stopping_epochs`, `monitor`, `callbacks`, `seed`, `backend`,
+            `accelerator`, `num_replicas`, `precision`, `in_memory_mib`, `shuffle_buffer`, `residency`,
+            `steps_per_execution`, `sharding`, `checkpoint_seconds`, `profile_steps`.
+        epochs: Passes over the training split from which the time and price of a run are computed. 0 means the number
+            of epochs in `training`.
+        paid: Machine on which the training runs, and the settings that determine its price: `machine` is its name, and
+            `region`, `spot` and `target` (the platform) select the price. `timeout_seconds` is the time limit of
+            training; 0 derives it from the estimate. `attempts` is how often the training may start, each time with
+            this limit.
+        find_largest_batch: Find the largest batch per replica that fits, by compiling the step for several batch sizes.
+            If false, only an upper bound is computed. If the configured batch does not fit, the largest batch is
+            searched in any case.
         max_step_ms: Reject a training run whose step takes longer than this on the device, in milliseconds. 0 means no
             limit.
-        max_price_usd: Reject a run whose expected price, at the target's prices, is above this number of US dollars. 0
-            means no limit. On Kubeflow and for GPUs, this number also determines the time limit of training, unless
+        max_price_usd: Reject a run whose expected price on the platform is above this number of US dollars. 0 means no
+            limit. On Kubeflow and for GPUs, this number also determines the time limit of training, unless
             `machine.timeout_seconds` is set. A run may cost more: see the highest price in preflight's report.
-        max_host_wait: Reject a run in which the device waits for data for more than this share of the time. 0 means no
-            limit.
-        compile_timeout_seconds: Time limit of one compilation, in seconds, without the time in which a loaded machine
-            gives the compiler no CPU.
+        max_host_wait: Reject a run in which the device would wait for data for more than this share of the time, from 0
+            to 1. 0 means no limit.
+        compile_timeout_seconds: Time limit of one compilation, in seconds. Time in which the compiler waits for a CPU,
+            because the machine is busy, does not count.
         compile_memory_mib: Memory limit of a compilation, in MiB.
 
     Returns:

@@ -51,7 +51,7 @@ class HostRate:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether other processes used so much of this machine that it could feed more examples without them."""
+        """Whether other processes used a quarter or more of this machine, so that the measured rate may be too low."""
         return self.load >= _MUCH_LOAD
 
     @property
@@ -63,7 +63,7 @@ class HostRate:
 
     @property
     def feed_per_cpu(self) -> float:
-        """Examples per second for each CPU."""
+        """Examples per second that each CPU feeds."""
         return self.feed_per_second / self.cpus
 
 
@@ -80,7 +80,8 @@ class DataFacts:
         host: Examples per second that this machine reads and decodes, or None if no estimate needs it, because the
             training split is in the devices' memory or no time is estimated.
         num_validation: Number of examples in the validation split, or 0 if there is none.
-        assumed: Difference that is assumed between the data and the measured data, in words. Empty if there is none.
+        assumed: Assumptions about data that are not available yet, in words. Empty if the facts are those of the
+            available data.
     """
 
     interface: Interface
@@ -111,8 +112,8 @@ class DataFacts:
 
         The result is 0 if this machine's rate is not known.
 
-        The rate is assumed to grow with the number of CPUs, up to the highest rate at which one process decodes. A host
-        whose number of CPUs is unknown, `cpus=0`, is assumed to feed as many as this machine.
+        The rate is assumed to grow with the number of CPUs, up to the highest rate at which one process decodes images.
+        If the number of CPUs is unknown, `cpus=0`, the host is assumed to be as fast as this machine.
         """
         if self.host is None:
             return 0.0
@@ -133,7 +134,7 @@ MeasureHost = Callable[[DataFacts], DataFacts]
 class Measurement:
     """Measures how fast training on this machine reads a data set.
 
-    It measures once per data set, reader and machine.
+    The result is cached for each data set, reader and machine.
 
     Attributes:
         in_memory_mib: `TrainParams.in_memory_mib`.
@@ -206,10 +207,10 @@ def _first_shards(manifest: Manifest) -> Manifest:
 
 
 def measure_rate(open_pass: Callable[[], Iterable[int]]) -> tuple[float, float, float]:
-    """Measure the rate of passes over examples. There are several passes, for at least half a second.
+    """Measure how many examples per second are read, in several passes that take at least half a second together.
 
     Args:
-        open_pass: Function that starts a pass. It yields the number of examples in each batch.
+        open_pass: Function that starts a pass. It returns an iterable of the number of examples in each batch.
 
     Returns:
         Examples per second of all passes together, of the slowest, and of the fastest pass. The first pass counts only

@@ -1,11 +1,12 @@
 """Estimates the time of a step and of an epoch from the cost of a compiled program.
 
 The time of an operation is the compiler's estimate of its cycles, but never less than the chip needs for its arithmetic
-and its memory traffic. Copies to memory on the chip run beside the operations; together, both never take less than
-their memory traffic needs. No parameter is fitted. `python -m tests.evidence.benchmarks.whole_steps` compares the
-estimates with published step times, each with its source. A test compares the intervals below with the intervals that
-this program derives. Communication is assumed to use a ring of links of the slice. It is an upper bound, because no
-overlap with computation is assumed.
+and its memory traffic. Copies to on-chip memory overlap with the operations, but the time of a step is never less than
+the memory traffic of operations and copies needs. No parameter is fitted. Communication is assumed to use a ring of
+links of the slice. Its time is an upper bound, because no overlap with computation is assumed.
+
+`python -m tests.evidence.benchmarks.whole_steps` compares the estimates with published step times, each with its
+source, and derives intervals. A test compares the intervals in this module with these intervals.
 """
 
 import dataclasses
@@ -44,20 +45,24 @@ WELL_USED = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Accuracy:
-    """Accuracy of estimates: published step times relative to their estimates, for programs on one side of `WELL_USED`.
+    """Accuracy of estimated step times, from a comparison with published step times.
+
+    There are two groups of programs: those that use at least the share `WELL_USED` of the matrix units' peak, and those
+    that use less.
 
     Attributes:
-        factor: Number to which the ends of the interval are relative. It is 1, except in reports of earlier versions.
-        low: Lower end of the 90% interval.
+        factor: Number by which `low` and `high` must be divided. It is 1, except in reports of earlier versions.
+        low: Lower end of the 90% interval of the published time, relative to the estimate.
         high: Upper end of the 90% interval.
-        steps: Number of published figures.
-        programs: Number of compiled programs whose estimates these figures were compared with.
-        held_out: Number of `estimates` that were inside the interval from other programs and publishers, or None if
-            this was not tested.
-        estimates: Number of distinct estimates among the `steps` comparisons; None in older files.
-        whole_steps: Number of `steps` that are whole training steps. Now, all of them are. None in older files.
+        steps: Number of published step times.
+        programs: Number of compiled programs whose estimates were compared with the published times.
+        held_out: Number of the `estimates` that were inside an interval derived only from other programs and
+            publishers, or None if this was not tested.
+        estimates: Number of distinct estimates among the `steps` comparisons. None in older files.
+        whole_steps: Number of the `steps` that are whole training steps. In current files, all of them are. None in
+            older files.
         median_error: Median error of the distinct estimates, as a share of the measured time. None in older files.
-        most_error: 95th percentile of the error. None in older files.
+        most_error: 95th percentile of this error. None in older files.
     """
 
     factor: float
@@ -100,21 +105,24 @@ INTERVALS = (
 
 
 def accuracy_of(generation: Generation, mxu_utilization: float) -> Accuracy:
-    """Return how accurate estimates are at this share of the matrix units' peak. For GPUs, return `_UNKNOWN`."""
+    """Return the accuracy of estimates for a program that uses a share of the matrix units' peak.
+
+    Return `_UNKNOWN` for a GPU.
+    """
     return accuracy_at(mxu_utilization) if generation.accelerator == TPU else _UNKNOWN
 
 
 def accuracy_at(mxu_utilization: float) -> Accuracy:
-    """Return how accurate estimates for TPUs are at this share of the matrix units' peak."""
+    """Return the accuracy of estimates on TPUs for a program that uses a share of the matrix units' peak."""
     return _WELL if mxu_utilization >= WELL_USED else _LITTLE
 
 
 def seconds_of(operation: OperationCost, generation: Generation) -> float:
-    """Return the time of an operation's runs in a step. It is never less than the chip needs for its work.
+    """Return the time of all runs of an operation in a step, in seconds.
 
-    It is the longest of four times: the time in the compiler's schedule; the time of the matrix products at the peak,
-    or at a kernel's share of the peak; the time of the bytes at the memory's bandwidth; and the time of the rows that a
-    scatter adds one after the other.
+    The time of one run is the longest of four times: the time in the compiler's schedule; the time of the matrix
+    products at the peak, or at a kernel's share of the peak; the time of the bytes at the memory's bandwidth; and the
+    time of the rows that a scatter adds one after the other.
     """
     share = KERNEL_SHARE * operation.filled if operation.kind is Kind.KERNEL else 1.0
     return operation.times * max(
@@ -132,14 +140,14 @@ class StepTime:
     Attributes:
         compute_ms: Time of the computation.
         communication_ms: Time of communication between replicas, or None if the speed of the links is not known.
-        guessed_share: Share of `compute_ms` for which the compiler has no estimate. It is computed from the bytes that
-            are moved.
+        guessed_share: Share of `compute_ms` for which the compiler has no estimate, so that it is computed from the
+            bytes that are moved.
         mxu_utilization: Share of the matrix units' peak that the step reaches while it computes.
-        flops: Operations of all matrix products on one device.
+        flops: Floating-point operations of all matrix products of a step on one device.
         low_ms: Lower end of the 90% interval of `total_ms`.
         high_ms: Upper end of the 90% interval of `total_ms`.
         factor: Ratio of `total_ms` to the compiler's estimate. It is 1 without receipts of the project's runs.
-        basis: Receipts from which factor and interval follow, in words. Empty without receipts.
+        basis: Receipts from which `factor` and the interval are derived, in words. Empty without receipts.
     """
 
     compute_ms: float
@@ -159,12 +167,12 @@ class StepTime:
 
     @property
     def total_ms(self) -> float:
-        """Time of the step: the compiler's estimate, times the factor that receipts give."""
+        """Time of the step: the compiler's estimate times `factor`."""
         return self.factor * self.compiler_ms
 
     @property
     def basis_text(self) -> str:
-        """The receipts that the interval rests on, or an empty string without receipts."""
+        """`factor` and the receipts from which it is derived, in words, or an empty string without receipts."""
         return f"{number(self.factor)} times the compiler's estimate, from {self.basis}" if self.basis else ""
 
     @property
@@ -181,7 +189,7 @@ class LayerTime:
         name: Name of the layer. The optimizer counts as one layer; loss and metrics count as another.
         ms: Time in milliseconds.
         share: Share of the step's computation.
-        mxu_utilization: Share of the matrix units' peak in the layer's matrix products, or None without matrix
+        mxu_utilization: Share of the matrix units' peak that the layer's matrix products reach, or None without matrix
             products.
         padding_ms: Time that the matrix unit spends on the padding of tiles.
         notes: Dimensions that do not fill a tile, in words.
@@ -201,7 +209,7 @@ class EpochTime:
 
     Attributes:
         steps: Number of steps.
-        device_seconds: Time that the device needs.
+        device_seconds: Time that the device needs for all steps.
         seconds: Time of the epoch: the device's or the host's, whichever is longer.
         needed_per_second: Examples per second that keep the device busy.
         host_wait: Share of the epoch in which the device waits for data.
@@ -234,13 +242,13 @@ def gradient_bytes(num_parameters: int) -> int:
 
 
 def time_step(cost: ProgramCost, machine: Slice, extra_bytes: int = 0) -> StepTime:
-    """Return the time of one step.
+    """Estimate the time of one step of a program on a slice.
 
     Args:
         cost: Cost of one device's program.
         machine: Slice that the program runs on.
-        extra_bytes: Size of the data that the replicas sum outside of the program. If the program is that of one
-            replica, these data are the gradients.
+        extra_bytes: Size of the data that the replicas sum outside of the program. These are the gradients if the
+            program is the step of a single replica.
     """
     generation = machine.generation
     seconds = [(operation, seconds_of(operation, generation)) for operation in cost.operations]
@@ -265,19 +273,19 @@ def time_step(cost: ProgramCost, machine: Slice, extra_bytes: int = 0) -> StepTi
 
 
 def _waiting_seconds(cost: ProgramCost, generation: Generation, busy_seconds: float) -> float:
-    """Return how much longer the step's memory traffic takes than its operations, one after the other.
+    """Return the seconds by which the memory traffic of a step takes longer than its operations, or 0.
 
     Args:
         cost: Cost of the step.
         generation: Generation of the chip.
-        busy_seconds: Time of all operations.
+        busy_seconds: Time of all operations, one after the other.
     """
     traffic = cost.copied_bytes + sum(operation.num_bytes * operation.times for operation in cost.operations)
     return max(traffic / generation.device_bytes_per_second - busy_seconds, 0.0)
 
 
 def kernel_share(cost: ProgramCost, generation: Generation) -> float:
-    """Return the share of a step's computation in hand-written kernels whose time follows from their products."""
+    """Return the share of a step's computation that is in kernels whose time is computed from their matrix products."""
     times = [(operation, seconds_of(operation, generation)) for operation in cost.operations]
     whole = sum(time for _, time in times)
     kernels = sum(time for operation, time in times if operation.kind is Kind.KERNEL and operation.flops)
@@ -285,10 +293,10 @@ def kernel_share(cost: ProgramCost, generation: Generation) -> float:
 
 
 def collective_seconds(collective: Collective, machine: Slice) -> float | None:
-    """Estimate the time of a collective whose groups are rings of chips. The chips are linked in both directions.
+    """Estimate the time of a collective, if each group of devices is a ring of chips with links in both directions.
 
-    A collective over all chips of a slice uses the links along each of its axes. Devices of one chip exchange their
-    data through the chip's memory.
+    A collective over all chips of a slice uses the links along every axis of the slice. Devices of one chip exchange
+    their data through the chip's memory.
 
     Returns:
         Seconds, or None if several chips take part and the speed of the links is unknown.
@@ -324,7 +332,7 @@ def _links(machine: Slice) -> int:
 
 
 def time_layers(cost: ProgramCost, machine: Slice) -> tuple[LayerTime, ...]:
-    """Return the time of each layer, the longest first."""
+    """Estimate the time of each layer, the longest first."""
     generation = machine.generation
     times = {
         name: [(operation, 1e3 * seconds_of(operation, generation)) for operation in layer.operations]
@@ -379,7 +387,7 @@ def _unfilled(layer: LayerCost, tile: int) -> tuple[str, ...]:
 
 
 def time_epoch(step: StepTime, num_examples: int, global_batch: int, host_rate: float) -> EpochTime:
-    """Estimate the time of an epoch whose host reads `host_rate` examples per second. The rate may be infinite."""
+    """Estimate the time of an epoch if the hosts together feed `host_rate` examples per second, possibly infinite."""
     steps = steps_per_epoch(num_examples, global_batch)
     device = steps * step.total_ms / 1e3
     hosts = steps * global_batch / host_rate

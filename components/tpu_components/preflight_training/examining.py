@@ -1,6 +1,6 @@
-"""Preflight of a training run.
+"""Preflight of a training run: compiles the training step for one or several machines, and writes a report.
 
-It compiles the training step for one or several machines and reports time, price and advice.
+The report has memory, time, price and advice for each machine.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ _MOST_DRAWN = 4 << 20  # Examples whose order is drawn to measure the rate; more
 def preflight_training(
     params: PreflightParams, records_dir: str | Path, output: str | Path, cache_dir: Path | None = None
 ) -> PreflightResult:
-    """Compile the training step for its machine and write the report.
+    """Compile the training step for its machine, and write a report on memory, time and price.
 
     Args:
         params: Training run to compile, and the machine.
@@ -92,10 +92,11 @@ def preflight_training(
 
 @functools.cache
 def order_rate(num_examples: int, global_batch: int) -> float:
-    """Measure for how many examples per second one CPU of this machine draws the random order of an epoch.
+    """Measure the rate at which one CPU of this machine draws the random order of an epoch, in examples per second.
 
-    A split in device memory needs nothing else from the host. The best of five measurements counts, because the machine
-    may be busy. For a large split, only a part is drawn. This part is still far larger than any CPU cache.
+    If a split is in device memory, this order is all that the host computes. The best of five measurements counts,
+    because the machine may be busy. For a large split, only a part of the order is drawn, which is still far larger
+    than any CPU cache.
     """
     drawn = min(num_examples, _MOST_DRAWN)
 
@@ -108,7 +109,7 @@ def order_rate(num_examples: int, global_batch: int) -> float:
 
 
 class Examination:
-    """Preflight of one training run on several machines.
+    """A preflight of one training run on several machines.
 
     Args:
         params: Training run to compile. Its machine, `params.paid`, is ignored.
@@ -116,7 +117,8 @@ class Examination:
         cache_dir: Folder in which compilations and measurements are kept between runs. None means
             `sandbox.default_cache_dir`.
         is_timed: Whether times and prices are estimated in addition to the memory.
-        store: Receipts of the project's runs, from which the intervals follow, or None for the published intervals.
+        store: Receipts of the project's runs, from which the intervals of step times are derived. None means the
+            intervals of published step times.
 
     Raises:
         InputError: If the TPU compiler is not installed, or a receipt is damaged.
@@ -151,12 +153,12 @@ class Examination:
         return Measurement(training.in_memory_mib, training.shuffle_buffer, self.cache_dir)
 
     def report(self, data: DataFacts, measure_host: MeasureHost | None = None) -> PreflightReport:
-        """Compile for every machine and return the report.
+        """Compile the training step for every machine, and return the report.
 
         Args:
             data: Facts about the data of the training run.
-            measure_host: Function that adds the host's rate to `data`. It is called if an estimate needs the rate and
-                `data` does not have it. It is called after the compilations, because these use every core.
+            measure_host: Function that adds this machine's rates to `data`. It is called if an estimate needs the rates
+                and `data` does not have them, and only after the compilations, because these use every core.
 
         Raises:
             InputError: If the model or the data cannot be used.
@@ -182,7 +184,10 @@ class Examination:
         )
 
     def _compile(self, data: DataFacts) -> list[tuple[PaidMachine, Compilation, Outcome]]:
-        """Compile for every machine. The data are in device memory if `residency` allows it and they fit."""
+        """Compile the training step for every machine.
+
+        The training split is in device memory if `residency` allows this and the split fits.
+        """
         training = self.params.training
         names = ", ".join(dict.fromkeys(paid.machine for paid in self.machines))
         progress.say(
@@ -219,17 +224,19 @@ class Examination:
         return [self._within(*each) for each in zip(outcomes, compilations, strict=True)]
 
     def _within(self, outcome: Outcome, compilation: Compilation) -> Outcome:
-        """Return the outcome with the memory of data outside of the program added. The verdict may become DOES_NOT_FIT.
+        """Add the memory of data outside of the program to an outcome.
 
-        If the training split is in device memory, a validation split that is held in memory is there too. On a GPU, the
-        lower bound may exceed the memory.
+        If the training split is in device memory, a validation split that is held in memory is in device memory, too.
+        The verdict becomes DOES_NOT_FIT if this is too much, or if the lower bound for a GPU exceeds its memory.
         """
         capacity = compilation.machine.generation.hbm_usable_bytes
         beside = self._validation_bytes if compilation.is_resident and outcome.verdict == FITS else 0
         peak, held, fixed = (each + beside for each in (outcome.peak_bytes, outcome.held_bytes, outcome.fixed_bytes))
         outcome = dataclasses.replace(outcome, peak_bytes=peak, held_bytes=held, fixed_bytes=fixed)
         if outcome.verdict == MAY_FIT and peak > capacity:
-            needed = f"weights, optimizer state and a batch take at least {peak:,} bytes of {capacity:,}"
+            needed = (
+                f"weights, optimizer state and a batch take at least {peak:,} bytes, and {capacity:,} are available"
+            )
             return dataclasses.replace(outcome, verdict=DOES_NOT_FIT, reason=needed)
         if beside and held > capacity:
             reason = (
@@ -248,13 +255,13 @@ def _needs_host(compiled: tuple[PaidMachine, Compilation, Outcome]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class MachineExamination:
-    """Examination of a training run on one machine, by its compiled program and the measured data.
+    """A preflight of a training run on one machine, based on its compiled program and the facts about its data.
 
     Attributes:
-        whole: Examination of the training run on all machines.
+        whole: Preflight of the training run on all machines.
         paid: Machine, with the settings that determine its price.
         compilation: Program of the training step.
-        outcome: The outcome of its compilation.
+        outcome: Outcome of the program's compilation.
         data: Sizes of the data set, and the rates at which this machine reads it.
     """
 
@@ -265,7 +272,7 @@ class MachineExamination:
     data: DataFacts
 
     def report(self) -> MachineReport:
-        """Return the findings."""
+        """Return the findings about the machine."""
         training = self.compilation.training
         machine = self.compilation.machine
         paid = self.paid
@@ -316,9 +323,9 @@ class MachineExamination:
 
     @functools.cached_property
     def _fed(self) -> float:
-        """Examples per second that the hosts feed.
+        """Examples per second that all hosts together feed.
 
-        If the data are in device memory, the examples per second for which the hosts draw an order.
+        If the data are in device memory, this is the number of examples per second whose order a host draws.
         """
         machine = self.compilation.machine
         if self.compilation.is_resident:
@@ -361,7 +368,11 @@ class MachineExamination:
 
     @functools.cached_property
     def _timeout_seconds(self) -> int:
-        """Time limit of the training run, or 0 if it does not fit or no time is estimated."""
+        """Time limit of the training run, in seconds.
+
+        It is 0 if the training step does not fit. If the time of a step is unknown and no limit is configured, it is
+        the limit of a Vertex AI task on a TPU, but 0 on a GPU or if no times are wanted.
+        """
         if self.outcome.verdict not in PASSING:
             return 0
         if self.paid.timeout_seconds:
@@ -376,9 +387,9 @@ class MachineExamination:
         return timeout_seconds(self.compilation.training.epochs * self._epoch_at(self._step, slower).seconds)
 
     def _cost(self) -> Cost | None:
-        """Return the prices.
+        """Return the prices, or None if no price is known.
 
-        Without the time of an epoch, only the price per hour and the price of the time limit are known.
+        If the time of an epoch is unknown, only the price per hour and the price of the time limit are known.
         """
         price = self.paid.price
         epoch = self._epoch

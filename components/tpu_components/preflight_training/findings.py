@@ -37,19 +37,20 @@ class Cost:
 
     Attributes:
         usd_per_hour: Price of an hour.
-        usd_per_epoch: Price of an epoch. This price and the next three are None without an estimate of time, for
+        usd_per_epoch: Price of an epoch. This price and the three prices of a run are None if no time is estimated, for
             example on a GPU or if the training step does not fit.
-        usd_per_run: Expected price of a run, which is the price of the time of all epochs. `LEFT_OUT` lists costs that
-            are not included.
-        low_usd_per_run: Lower end of the 90% interval.
-        high_usd_per_run: Upper end of the 90% interval.
+        usd_per_run: Expected price of a run, which is the price of all epochs. `LEFT_OUT` lists costs that are not
+            included.
+        low_usd_per_run: Lower end of the 90% interval of `usd_per_run`.
+        high_usd_per_run: Upper end of the 90% interval of `usd_per_run`.
         region: Region of the price.
         kind: Kind of price, such as on demand or spot.
         source: Publication of the price.
         date: Date of the price.
         target: Platform that trains. Empty in older files, which have Compute Engine's price.
         factor: Ratio of the price to Compute Engine's.
-        most_usd_per_run: Price of the machine until the training is stopped, or None if that is unknown.
+        most_usd_per_run: Highest price of a run: the price of the machine if each attempt at training runs until the
+            time limit. None if the time limit is unknown.
     """
 
     usd_per_hour: float
@@ -67,10 +68,7 @@ class Cost:
 
     @property
     def text(self) -> str:
-        """Expected price of a run, with its 90% interval.
-
-        If the time of a run is unknown, it is the price per hour.
-        """
+        """Expected price of a run with its 90% interval, or the price per hour if the time of a run is unknown."""
         if self.usd_per_run is None or self.low_usd_per_run is None or self.high_usd_per_run is None:
             return f"{dollars(self.usd_per_hour)} per hour"
         return dollars_within(self.usd_per_run, self.low_usd_per_run, self.high_usd_per_run)
@@ -82,7 +80,7 @@ class Cost:
 
     @property
     def run(self) -> str:
-        """Expected and highest price of a run, and the platform with these prices, in words."""
+        """Expected and highest price of a run, and whose prices these are, in words."""
         expected = "" if self.usd_per_run is None else " expected per run, plus start-up"
         return f"{self.text}{expected}{self.at_most}, at {billed_by(self.target)}"
 
@@ -107,15 +105,15 @@ class MachineReport:
         machine: Short name of the slice.
         region: Region of the price. Empty means the cheapest region for training on the machine.
         spot: Whether the price is that of a spot machine.
-        machine_type: Vertex AI's machine type of a host.
+        machine_type: Vertex AI's machine type of each host.
         chips: Number of chips.
         devices: Number of JAX devices, which is the number of replicas.
         hosts: Number of virtual machines.
         verdict: `fits`, `may_fit` (a GPU, for which nothing is compiled), `does_not_fit`, `does_not_compile`,
             `timed_out`, `out_of_memory` (of this machine), `crashed`.
         reason: Reason why the training step does not fit or compile. Empty if it fits or may fit.
-        layer: Layer in the reason. Empty if there is none.
-        source: `file:line` of the model in the reason. Empty if there is none.
+        layer: Layer of the model that caused the failure. Empty if unknown.
+        source: Line of the model's code that caused the failure, as `file:line`. Empty if unknown.
         compile_seconds: Time of the compilation.
         cached: Whether the compilation was taken from the cache.
         batch_size_per_replica: Examples per replica and step.
@@ -127,26 +125,27 @@ class MachineReport:
         largest_batch: Largest batch per replica, or None if unknown.
         epochs: Number of epochs of the run.
         accuracy: Accuracy of the estimates for programs of this kind.
-        step: Time of a step, or None unless the training step fits and its time is estimated. The same holds for
-            `epoch`.
-        epoch: Time of an epoch.
-        cost: Prices. If the training step does not fit, only the price per hour. None if no trustworthy price is known.
+        step: Time of a step. None if the training step does not fit, or its time is not estimated.
+        epoch: Time of an epoch, or None if `step` is None.
+        cost: Prices. None if no trustworthy price is known. If the training step does not fit, only the price per hour
+            is known.
         layers: Times of the layers in a step, the longest first.
         host_calls: Operations that call the host in every step.
         unknown_loops: Number of loops of unknown length, which are counted once.
         broken: Budgets that are exceeded, and other reasons for a rejection, in words.
         advice: Advice in words, the most important first.
         worth_it: Whether a TPU is worth its price for this model and data.
-        timeout_seconds: Time after which training is stopped, or 0 if no time is known.
+        timeout_seconds: Time after which training is stopped, in seconds, or 0 if it is unknown.
         host_cpus: Number of CPUs of each host, or 0 if not published.
-        feed_per_second: Examples per second that the hosts are estimated to read.
+        feed_per_second: Estimated number of examples per second that all hosts together feed. If `is_resident`, the
+            number whose random order is drawn per second.
         stage: Stage whose training step was compiled, for example `2 of 2`. Empty for a training run without stages.
         is_resident: Whether the training split is in the devices' memory. If it is, the host sends only the order of
             the examples.
-        has_namesakes: Whether the report has another machine with the same name and target.
+        has_namesakes: Whether the report has another entry with the same machine and target.
         target: Platform that trains. Empty unless the report compares several platforms.
         untimed: Reason why the time is unknown although the training step fits. Empty if the time is known.
-        program: Digest of the step, by which receipts of its runs are recognized. Empty if unknown.
+        program: Digest of the step, which receipts of its runs contain, too. Empty if unknown.
     """
 
     machine: str
@@ -190,13 +189,13 @@ class MachineReport:
     program: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return every field, and `passed`, `reasons` and `summary`, which follow from them."""
+        """Return the report as JSON: every field, and the properties `passed`, `reasons` and `summary`."""
         derived = {"passed": self.passed, "reasons": self.reasons, "summary": self.summary}
         return dataclasses.asdict(self) | derived
 
     @staticmethod
     def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a report of any version, with values for fields that older versions lack."""
+        """Return the JSON of a report of any version, with values added for fields that older versions lack."""
         unknown = {"factor": 1.0, "low": 1.0, "high": 1.0, "steps": 0, "programs": 0}
         intervals = {
             part: {name: raw[part].get(expected) for name in names} | raw[part]
@@ -207,7 +206,7 @@ class MachineReport:
 
     @property
     def label(self) -> str:
-        """Name that is unique in the report: machine and platform, with region and `spot` if needed."""
+        """Name that is unique in the report: machine and platform, and region and `spot` if needed."""
         place = (self.region, "spot" if self.spot else "") if self.has_namesakes else ()
         return " ".join(filter(None, (self.machine, *place, self.target)))
 
@@ -222,10 +221,14 @@ class MachineReport:
         return self.epoch.seconds if self.epoch else math.inf
 
     def fed_by(self, measured: HostRate | None) -> str:
-        """Describe the examples per second that the hosts feed, and the measurement on this machine."""
+        """Describe how many examples per second the hosts feed, and the measurement from which this is estimated.
+
+        Args:
+            measured: Rates of this machine, or None if they were not measured.
+        """
         whose = f"its {self.hosts} hosts" if self.hosts > 1 else "its host"
         if self.is_resident or measured is None:
-            return f"from the devices' memory, in an order that {whose} can draw at {self.feed_per_second:,.0f}/s"
+            return f"from the devices' memory, in an order that {whose} draws at {self.feed_per_second:,.0f} examples/s"
         where = "memory" if measured.in_memory else "files"
         low, high = (f"{times * measured.feed_per_second:,.0f}" for times in measured.spread)
         passes = f" ({low}–{high})" if low != high else ""
@@ -298,7 +301,7 @@ def cheapest(machines: Sequence[MachineReport]) -> MachineReport | None:
 
 @dataclasses.dataclass(frozen=True)
 class PreflightReport(JsonFile, name=PREFLIGHT_FILE, what="a preflight report", step="preflight_training"):
-    """Content of `preflight.json`.
+    """A preflight of a training run on one or several machines, as saved in `preflight.json`.
 
     Attributes:
         model: Name of the model.
@@ -308,7 +311,7 @@ class PreflightReport(JsonFile, name=PREFLIGHT_FILE, what="a preflight report", 
         compiler: Versions of libtpu, JAX and Keras.
         data: Data set of the training run.
         machines: Report of each machine, in the requested order.
-        advice: Advice on which of several machines to take.
+        advice: Advice on which of several machines to use.
         run: Name of the run. Empty if unknown.
         created: Time of the report.
         learning_rate: Peak learning rate for one replica, or 0 if the model could not be compiled.
@@ -367,7 +370,7 @@ class PreflightReport(JsonFile, name=PREFLIGHT_FILE, what="a preflight report", 
         )
 
     def prediction(self, machine: MachineReport) -> Prediction | None:
-        """Return the prediction for a machine of the report, to compare it with the run.
+        """Return the prediction for a machine of the report, which can be compared with the measured training run.
 
         Return None if the training step does not fit, or its time is unknown.
         """

@@ -1,4 +1,4 @@
-"""Finds the largest batch that fits by compiling several batches, or an upper bound by compiling one batch."""
+"""Finds the largest batch that fits by compiling several batch sizes, or an upper bound by compiling one size."""
 
 import dataclasses
 from collections.abc import Callable
@@ -27,15 +27,15 @@ class LargestBatch:
 
     @property
     def text(self) -> str:
-        """The number, with ≤ or ≥ if it is a bound."""
+        """The number of examples, with ≤ or ≥ if it is a bound."""
         return ("" if self.is_exact else "≤" if self.is_upper_bound else "≥") + f"{self.size:,}"
 
 
 def find_largest_batch(attempt: Callable[[int], Outcome], first: int, capacity_bytes: int) -> LargestBatch | None:
     """Find the largest batch per replica that fits.
 
-    The search begins at a guess from the memory of the first batch. It continues in strides that double until the limit
-    lies between two batches, and then by bisection.
+    The search begins with guesses from the memory of the compiled batches. It continues in strides that double until
+    one batch fits and a larger one does not, and then by bisection.
 
     Args:
         attempt: Function that compiles the program with a batch size.
@@ -43,7 +43,8 @@ def find_largest_batch(attempt: Callable[[int], Outcome], first: int, capacity_b
         capacity_bytes: Available memory, in bytes.
 
     Returns:
-        The batch. Its size is 0 if not even one example fits. None if the batch cannot be determined.
+        The largest batch, with size 0 if not even one example fits, or None if no batch is known to fit and a
+            compilation failed for a reason other than memory.
 
     Example:
         >>> def attempt(size):
@@ -77,7 +78,7 @@ def find_largest_batch(attempt: Callable[[int], Outcome], first: int, capacity_b
 
 
 def bound_largest_batch(size: int, fixed_bytes: int, example_bytes: int, capacity_bytes: int) -> LargestBatch:
-    """Return an upper bound of the largest batch, from the compilation of one batch.
+    """Return an upper bound of the largest batch, from the compilation of one batch size.
 
     The compiler needs more memory for an example than the bound counts, because it also keeps gradients, intermediate
     results and padding. The largest batch is often half of the bound.

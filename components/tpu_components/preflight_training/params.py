@@ -18,7 +18,12 @@ VERTEX_TASK_SECONDS = 7 * 24 * 3600
 
 
 def timeout_seconds(run_seconds: float) -> int:
-    """Return the time limit of a training run from the estimated time of its epochs. It is at most 7 days.
+    """Return the time limit of a training run, in seconds.
+
+    It is the smallest of 4, 8, 16, 32, … hours that is at least three times the estimate, but at most 7 days.
+
+    Args:
+        run_seconds: Estimated time of all epochs, in seconds.
 
     Example:
         >>> timeout_seconds(60) / 3600, timeout_seconds(3 * 3600) / 3600
@@ -30,28 +35,32 @@ def timeout_seconds(run_seconds: float) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class PreflightParams:
-    """The training run to compile, the machine, and the budgets. Each field is an input of the component.
+    """Parameters of preflight: the training run to compile, the machine, and the budgets.
+
+    Each field is an input of the component.
 
     Attributes:
         training: Parameters of train_model: model, hyper-parameters, backend, precision, and input pipeline. With the
-            `jax` backend, the step of all replicas is compiled; with `tensorflow`, the step of one replica. `auto` is
-            jax. A precision of `auto` is mixed_bfloat16, as on a TPU.
-        epochs: Passes over the training split, for the time and price of a run. 0 means the epochs of the training
-            section.
-        paid: The machine that is paid for: `machine` is its name. `region`, `spot` and `target` (the platform)
-            determine its price. `timeout_seconds` is the time limit of training (0 derives it from the estimate).
-            `attempts` is the largest number of starts, each with this limit.
-        find_largest_batch: Find the largest batch per replica that fits, by compiling several batches. If false, only
-            an upper bound is computed, unless the configured batch does not fit.
+            `jax` backend, the step of all replicas is compiled. With `tensorflow`, the step of one replica is compiled.
+            The backend `auto` means jax. The precision `auto` means mixed_bfloat16 for a TPU and float32 for a GPU.
+        epochs: Passes over the training split from which the time and price of a run are computed. 0 means the number
+            of epochs in `training`.
+        paid: Machine on which the training runs, and the settings that determine its price: `machine` is its name, and
+            `region`, `spot` and `target` (the platform) select the price. `timeout_seconds` is the time limit of
+            training; 0 derives it from the estimate. `attempts` is how often the training may start, each time with
+            this limit.
+        find_largest_batch: Find the largest batch per replica that fits, by compiling the step for several batch sizes.
+            If false, only an upper bound is computed. If the configured batch does not fit, the largest batch is
+            searched in any case.
         max_step_ms: Reject a training run whose step takes longer than this on the device, in milliseconds. 0 means no
             limit.
-        max_price_usd: Reject a run whose expected price, at the target's prices, is above this number of US dollars. 0
-            means no limit. On Kubeflow and for GPUs, this number also determines the time limit of training, unless
+        max_price_usd: Reject a run whose expected price on the platform is above this number of US dollars. 0 means no
+            limit. On Kubeflow and for GPUs, this number also determines the time limit of training, unless
             `machine.timeout_seconds` is set. A run may cost more: see the highest price in preflight's report.
-        max_host_wait: Reject a run in which the device waits for data for more than this share of the time. 0 means no
-            limit.
-        compile_timeout_seconds: Time limit of one compilation, in seconds, without the time in which a loaded machine
-            gives the compiler no CPU.
+        max_host_wait: Reject a run in which the device would wait for data for more than this share of the time, from 0
+            to 1. 0 means no limit.
+        compile_timeout_seconds: Time limit of one compilation, in seconds. Time in which the compiler waits for a CPU,
+            because the machine is busy, does not count.
         compile_memory_mib: Memory limit of a compilation, in MiB.
     """
 
@@ -71,13 +80,13 @@ class PreflightParams:
 
     @property
     def run_epochs(self) -> int:
-        """Number of passes over the training split from which the price of a run is computed."""
+        """Number of passes over the training split from which the time and price of a run are computed."""
         return self.epochs or self.training.epochs
 
 
 @dataclasses.dataclass(frozen=True)
 class PreflightResult:
-    """The outcome for the machine that will train.
+    """Result of preflight for the machine that will train the model.
 
     Attributes:
         passed: Whether the training step compiles for the machine, fits its memory and keeps every budget.
@@ -87,7 +96,7 @@ class PreflightResult:
         step_ms: Time of a step on the device, or 0 if unknown.
         epoch_seconds: Time of an epoch, including waiting for data, or 0 if unknown.
         usd_per_run: Expected price of a run, or 0 if no price is known.
-        timeout_seconds: Time limit of training, or 0 if its time is unknown.
+        timeout_seconds: Time limit of training, in seconds, or 0 if it is unknown.
         footprint: Fields of the `Footprint` of the training run. Empty if the training step does not fit.
         prediction: Fields of the `Prediction` of the training run. Empty if its time is unknown.
     """

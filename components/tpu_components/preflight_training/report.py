@@ -27,17 +27,18 @@ _TOP_LAYERS = 8
 _NAME_WIDTH = 30
 _NOTHING = "–"
 _TIMES_ORIGIN = (
-    "the compiler's schedule at the chip's clock, never faster than the chip's arithmetic and memory allow, and "
-    f"communication as an upper bound. Nothing was run on a TPU. {INTERVALS}"
+    "computed from the compiler's schedule and the chip's clock rate, but never shorter than the chip needs for its "
+    "arithmetic and memory traffic. Communication is an upper bound. Nothing was run on a TPU. "
+    f"{INTERVALS}"
 )
 _TENSORFLOW_ORIGIN = (
-    "TensorFlow jobs use an older compiler than this one, so all values are estimates, and a formula adds the time of "
-    "the sum over replicas"
+    "TensorFlow jobs use an older compiler than this one, so all values are estimates. The time to sum gradients over "
+    "the replicas is computed by a formula"
 )
 _NO_ESTIMATE = (
-    " of the computation is computed from the bytes that it moves, because the compiler has no estimate for it"
+    " of the computation time is derived from the bytes that are moved, because the compiler has no estimate for it"
 )
-_UNKNOWN_LINKS = "? communication is left out if the speed of the links between chips is unknown"
+_UNKNOWN_LINKS = "? communication is left out, because the speed of the links between chips is unknown"
 _LARGEST_STAGE = "the stage with the most trainable parameters; the other stages are assumed to take as long"
 _COMPARISON = {
     "machine": "<",
@@ -54,16 +55,16 @@ _COMPARISON = {
     "at most": ">",
 }
 _COMPARISON_NOTES = [
-    ("GiB", "memory of a device: the peak, and the limit of a program"),
+    ("GiB", "memory of a device: peak use / available to a program"),
     (
         "batch",
-        "largest batch per replica that fits; ≤ marks an upper bound, and preflight.find_largest_batch finds the "
-        "number",
+        "largest batch per replica that fits; ≤ marks an upper bound. Set preflight.find_largest_batch to find the "
+        "exact number",
     ),
-    ("step", "ms; comm: upper bound of the part that is communication between replicas"),
+    ("step", "time of a step in ms; comm: upper bound of the communication between replicas in it"),
     ("MXU", "use of the matrix units while the device computes"),
-    ("epoch", "s; wait: share of the epoch in which the device waits for data"),
-    ("$/run", "expected, plus start-up; at most: until the training is stopped"),
+    ("epoch", "time of an epoch in seconds; wait: share of it in which the device waits for data"),
+    ("$/run", "expected price of a run, without start-up; at most: price if it runs until its time limit"),
 ]
 _LAYERS = {
     "layer": "<",
@@ -89,9 +90,9 @@ def write_report(report: PreflightReport, directory: Path) -> None:
 
 
 def as_text(report: PreflightReport) -> str:
-    """Return the report in at most 110 columns.
+    """Return the report as text of at most 110 columns.
 
-    For one machine, it has all results; for several machines, a comparison with advice.
+    A report on one machine has all findings. A report on several machines has a comparison with advice.
     """
     machines = report.machines
     if len(machines) == 1:
@@ -109,7 +110,7 @@ def as_text(report: PreflightReport) -> str:
 
 
 def _render(report: PreflightReport) -> str:
-    """Return the report as an HTML page: the text of the terminal, and a folding section for each machine."""
+    """Return the report as an HTML page, with a foldable section for each machine."""
     machines = report.machines
     shown = _MachineText(report, report.best or machines[0])
     title = f"Preflight: {report.model} on {', '.join(machine.machine for machine in machines)}"
@@ -160,13 +161,13 @@ def _reasons(report: PreflightReport) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class _MachineText:
-    """Text about one machine of a report."""
+    """The parts of a report that are about one machine."""
 
     report: PreflightReport
     machine: MachineReport
 
     def figures(self) -> list[Block]:
-        """Return step time, epoch time, price, memory, waiting and utilization.
+        """Return the headline figures: step time, epoch time, price, memory, waiting and utilization.
 
         Return [] if no time is known.
         """
@@ -186,8 +187,8 @@ class _MachineText:
             Figure("Epoch", epoch.text, [f"{epoch.steps:,} steps, {time(epoch.device_seconds)} on the device"]),
             Figure("Price of a run", cost.text if cost else _UNKNOWN, price),
             Figure("Memory", percent(machine.peak_bytes / machine.capacity_bytes), [size]),
-            Figure("Device waits", percent(epoch.host_wait), ["of an epoch, for data"], waiting),
-            Figure("Matrix units", percent(step.mxu_utilization), ["used while it computes"]),
+            Figure("Device waits", percent(epoch.host_wait), ["of an epoch for data"], waiting),
+            Figure("Matrix units", percent(step.mxu_utilization), ["used while the device computes"]),
         ]
         return [figures]
 
@@ -205,7 +206,7 @@ class _MachineText:
         return Fields(rows)
 
     def describe(self, is_short: bool = False) -> list[Block]:
-        """Return all findings. The short form lists only the eight longest layers."""
+        """Return all findings. The short form has only the eight longest layers, and no table of a step's parts."""
         machine = self.machine
         return [
             *([machine.reason] if machine.reason else []),
@@ -336,7 +337,7 @@ def _data(data: DataFacts) -> list[tuple[str, str]]:
             ("read from the files", f"{host.read_per_second:,.0f} examples/s"),
             (f"fed to training, from {where}", f"{host.feed_per_second:,.0f} examples/s"),
             ("CPUs of this machine", f"{host.cpus}, each feeds {host.feed_per_cpu:,.0f} examples/s"),
-            ("other processes used", f"{percent(host.load)} of this machine meanwhile" if host.load else ""),
+            ("other processes used", f"{percent(host.load)} of this machine at the same time" if host.load else ""),
         ]
     return [
         ("examples", f"{data.num_examples:,}"),

@@ -1,1 +1,1 @@
-"""HTTP server for an export, by Vertex AI's contract for custom containers. It is not a pipeline step."""
+"""An HTTP server for an exported model, as Vertex AI requires of custom containers. It is not a pipeline step."""

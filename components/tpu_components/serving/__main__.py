@@ -1,7 +1,6 @@
 """Entry point of the serving image: `python -m tpu_components.serving [EXPORT_DIR]`.
 
-It reads the AIP_* variables of Vertex AI.
-
+It reads Vertex AI's AIP_* environment variables:
 https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements
 """
 

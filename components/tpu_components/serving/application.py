@@ -49,7 +49,7 @@ Render = Callable[[np.ndarray, PredictRequest], bytes]
 
 
 class Application:
-    """Serves one model, as an ASGI application. It responds with 503 until the model is loaded.
+    """An ASGI application that serves one model. It responds with 503 until the model is loaded.
 
     Args:
         params: Routes and limits.
@@ -91,9 +91,9 @@ class Application:
         self._starlette.router.redirect_slashes = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Respond to a request, count it, and log it as one JSON line on stderr, without its content.
+        """Respond to a request, count it, and log it as one JSON line on stderr.
 
-        The content of a request may be private.
+        The log does not contain the content of requests, because it may be private.
         """
         start = time.perf_counter()
         status = _CLIENT_LEFT
@@ -131,11 +131,10 @@ class Application:
             print(json.dumps(line), file=sys.stderr, flush=True)
 
     def _refuse_chunks(self, scope: Scope) -> Response | None:
-        """Return the error response for a body in chunks, or None if the body is accepted.
+        """Return the error response to a request with a chunked body, or None if the body is accepted.
 
-        A body is rejected if its end is ambiguous, or if too many other bodies arrive in chunks.
-
-        Two servers may interpret an ambiguous end differently: https://www.rfc-editor.org/rfc/rfc9112#section-11.2
+        A body is rejected if its end is ambiguous, or if too many other chunked bodies are arriving. Two servers may
+        interpret an ambiguous end differently: https://www.rfc-editor.org/rfc/rfc9112#section-11.2
         """
         has_length = any(name == b"content-length" for name, _ in scope["headers"])
         if has_length or scope["http_version"] != "1.1":
@@ -146,7 +145,9 @@ class Application:
         if self._num_chunked >= _MAX_CHUNKED:
             error = f"The server is busy: {self._num_chunked} bodies are arriving in chunks. Try again later."
             headers = {"Connection": "close", "Retry-After": "1"}
-            return JSONResponse({"error": f"{error} Bodies with Content-Length have no such limit."}, 503, headers)
+            return JSONResponse(
+                {"error": f"{error} This limit does not apply to requests with Content-Length."}, 503, headers
+            )
         return None
 
     @contextlib.asynccontextmanager
@@ -199,9 +200,9 @@ class Application:
         return JSONResponse(describe_model(*self._named_model(request)))
 
     def _named_model(self, request: Request) -> tuple[str, ExportedModel]:
-        """Return the model and its name.
+        """Return the name of the model, and the model.
 
-        Respond with 503 before the model is loaded, and with 404 if the path has another name.
+        Respond with 503 before the model is loaded, and with 404 if the path of the request names another model.
         """
         if self._model is None:
             raise HTTPException(503, "The server is loading. Try again later.")

@@ -11,11 +11,10 @@ from tpu_components.serving.lite import Predict
 
 
 class Batcher:
-    """Collects examples while the model is busy.
+    """Combines the examples of concurrent requests into batches for the model.
 
-    The examples are passed to the model as one batch, first come, first served.
-
-    The model runs in a separate thread, one batch at a time, so the event loop stays free.
+    Examples that arrive while the model is busy form the next batch, first come, first served. The model runs in a
+    separate thread, one batch at a time, so the event loop stays free.
 
     Args:
         predict: Prediction function of the model.

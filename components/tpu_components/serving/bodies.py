@@ -17,7 +17,7 @@ Hold = Callable[[int], None]  # Counts more bytes that a request holds; responds
 
 
 class HeldBytes:
-    """Limits the bytes that all requests together keep in memory. `total` is their current number."""
+    """Limits the bytes that all requests together keep in memory. `total` is the current number of bytes."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -32,12 +32,12 @@ class HeldBytes:
             nonlocal own
             if own + num_bytes > self._limit:
                 raise TooLargeError(
-                    f"All requests together may take {self._limit:,} bytes (--max-held-bytes). Received: a request "
-                    f"that takes {own + num_bytes:,} bytes. Send its instances in several requests."
+                    f"All requests together may take {self._limit:,} bytes of memory (--max-held-bytes). Received: a "
+                    f"request that takes {own + num_bytes:,} bytes. Send its instances in several requests."
                 )
             if self.total + num_bytes > self._limit:
                 raise HTTPException(
-                    503, f"The server is busy: its requests take {self.total:,} bytes. Try again later."
+                    503, f"The server is busy: its requests take {self.total:,} bytes of memory. Try again later."
                 )
             own += num_bytes
             self.total += num_bytes
@@ -49,7 +49,7 @@ class HeldBytes:
 
 
 async def read_body(request: Request, limit: int, hold: Hold) -> bytearray:
-    """Return the body of a request. A body in gzip is still compressed.
+    """Read the body of a request, without decompressing it.
 
     Raises:
         HTTPException: If the body is too large, or does not arrive in time.
@@ -71,9 +71,10 @@ async def read_body(request: Request, limit: int, hold: Hold) -> bytearray:
 
 
 def is_gzip(request: Request) -> bool:
-    """Return whether a body is compressed with gzip. Respond with 415 to other encodings.
+    """Return whether the body of a request is compressed with gzip. Respond with 415 to other encodings.
 
-    https://www.rfc-editor.org/rfc/rfc9110#section-8.4.1: names of encodings ignore case, and x-gzip is gzip.
+    Names of encodings are not case-sensitive, and x-gzip means gzip:
+    https://www.rfc-editor.org/rfc/rfc9110#section-8.4.1
     """
     named = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
     if named in ("", "identity"):
@@ -88,7 +89,7 @@ def is_gzip(request: Request) -> bool:
 
 
 def unpack(body: bytes | bytearray, limit: int) -> bytes | bytearray:
-    """Return the content of a body in gzip. Decompression stops above `limit` bytes.
+    """Decompress a body that is compressed with gzip. Decompression stops above `limit` bytes.
 
     Raises:
         InputError: If the body is not exactly one gzip member.
@@ -99,7 +100,8 @@ def unpack(body: bytes | bytearray, limit: int) -> bytes | bytearray:
         content = stream.decompress(body, limit + 1)
     except zlib.error as error:
         raise InputError(
-            f"The body is not gzip, although its Content-Encoding is: {error}. Compress the body, or remove the header."
+            f"The body is not compressed with gzip, although its Content-Encoding is gzip: {error}. Compress the body, "
+            "or remove the header."
         ) from error
     _check_size(len(content), limit)
     if not stream.eof:

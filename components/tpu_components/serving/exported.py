@@ -42,16 +42,16 @@ class ExportedModel:
         name: Name of the model in the registry, or the file from which it was imported.
         class_names: Class names in the order of the outputs. For a regression, names of the targets.
         input: Input of the model.
-        predict: Prediction function, uint8[N, height, width, channels] → float32[N, outputs], any N from 1: class
-            probabilities, or numbers in the targets' units. A prediction does not depend on the rest of its batch. Not
-            thread-safe. For a language model: int32[N, num_tokens] IDs → probabilities of the character after the last
-            non-zero ID.
-        reader: Function that converts a user's input to an input of the model.
+        predict: Prediction function for a batch of N >= 1 inputs. It returns float32[N, outputs]: class probabilities,
+            or numbers in the targets' units. Images are uint8[N, height, width, channels]. Texts are int32[N,
+            num_tokens] IDs. A language model returns the probabilities of the character after the last non-zero ID. A
+            prediction does not depend on the rest of its batch. The function is not thread-safe.
+        reader: Object that converts a user's input to an input of the model.
         task: Task of the model, a key of `interface.TASKS`.
         format: Loaded format: `float`, `int8` or `saved_model`.
         step: Function of a language model that processes one more character of each text, or None for other models.
         state_size: Size of the language model's state.
-        columns: `ExportInfo.columns`.
+        columns: Column names of the data set; see `ExportInfo.columns`.
     """
 
     name: str
@@ -66,10 +66,15 @@ class ExportedModel:
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def decode(self, output: np.ndarray, top: int | None = None) -> tuple[tuple[str, float], ...]:
-        """Return the prediction for one example, from float32[outputs], as pairs of a name and a number.
+        """Return the prediction for one example as pairs of a name and a number.
 
-        The pairs are the `top` most probable classes or characters (default: all), or all labels above 0.5, with
-        probabilities in descending order. For a regression, they are the names and values of the targets.
+        For a multi-label task, the pairs are all labels with a probability above 0.5, and their probabilities. For a
+        regression, they are the names and values of the targets. For other tasks, they are the most probable classes or
+        characters, and their probabilities. Probabilities are in descending order.
+
+        Args:
+            output: Output of the model for the example, float32[outputs].
+            top: Number of classes or characters to return (default: all).
         """
         if self.task == MULTI_LABEL:
             return tuple((name, probability) for name, probability in self.rank(output) if probability > THRESHOLD)
@@ -110,7 +115,7 @@ class PromptReader:
         self._alphabet = Alphabet(class_names)
 
     def read(self, text: str) -> np.ndarray:
-        """Return the IDs of the last characters, int32[num_tokens], padded with 0 at the end.
+        """Return the IDs of the last `num_tokens` characters of a text, int32[num_tokens], padded with 0 at the end.
 
         Raises:
             InputError: If the text is empty.
@@ -128,16 +133,16 @@ class PromptReader:
 def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -> ExportedModel:
     """Load a model from an export folder and run it once on a blank input.
 
-    Without a float LiteRT file, the SavedModel is loaded, which needs TensorFlow. The files of a version are not
-    checked, because `fetch_folder` has checked them.
+    If the export has no float LiteRT file, the SavedModel is loaded, which needs TensorFlow. The checksums of a
+    registered version are not verified, because `fetch_folder` has verified them.
 
     Args:
         export_dir: Folder that export_model wrote.
-        use_int8: Load the int8 model.
+        use_int8: Load the int8 model instead of the float model.
         num_threads: Threads for one call of `predict`. 0 means one per available CPU.
 
     Raises:
-        InputError: If the folder is not an export, is damaged, or lacks the format.
+        InputError: If the folder is not an export, is damaged, or lacks the requested format.
     """
     path = export_dir / EXPORT_FILE
     if not path.is_file():
@@ -181,8 +186,8 @@ def _choose_format(export_dir: Path, left_out: Mapping[str, str], use_int8: bool
     """Return the format to load, and its file or folder."""
     if use_int8 and "int8" in left_out:
         raise InputError(
-            f"Cannot predict with int8 of {export_dir}: int8 was not exported, because {left_out['int8']}. Use the "
-            "float model."
+            f"Cannot predict with the int8 model of {export_dir}: it was not exported, because {left_out['int8']}. Use "
+            "the float model."
         )
     if use_int8 or "float" not in left_out:
         return ("int8", export_dir / INT8_TFLITE_FILE) if use_int8 else (FLOAT, export_dir / FLOAT_TFLITE_FILE)

@@ -1,7 +1,4 @@
-"""Predictions for a user's files, folders, arrays and texts.
-
-These are converted to the inputs of an exported model.
-"""
+"""Predicts a user's files, folders, arrays and texts with an exported model."""
 
 import contextlib
 import dataclasses
@@ -105,10 +102,10 @@ def continue_texts(
 
 @dataclasses.dataclass(frozen=True)
 class ExamplePrediction:
-    """Name or text of an input, and its prediction in the form of `ExportedModel.decode`.
+    """A prediction for one input, in the form of `ExportedModel.decode`.
 
     Attributes:
-        name: Name of the file, or the text.
+        name: Name of the input's file, or the text.
         classes: Pairs of a class, label or target and its probability or value.
         task: Task of the model.
     """
@@ -136,10 +133,11 @@ def predict_inputs(
         export_dir: Folder that export_model wrote.
         inputs: For a model of images: image files, folders of them, or .npy/.npz files of uint8[N, height, width(,
             channels)] arrays; arrays of labels (`y_test` next to `x_test`) are ignored, and images of another size are
-            resized. For a model of texts: files, folders of them, .csv files, .npy/.npz files of str[N], or texts.
+            resized. For a model of texts: files, folders of them, .csv files, .npy/.npz files of str[N], or texts. `-`
+            reads stdin.
         top: Number of classes to return. Labels and regression values are always all returned.
-        use_int8: Use the int8 model.
-        lines: Whether a text file contains one text per line.
+        use_int8: Use the int8 model instead of the float model.
+        lines: Whether a text file contains one text per line, instead of a single text.
         column: Text column of .csv files.
 
     Raises:
@@ -151,8 +149,8 @@ def predict_inputs(
     model = load_model(export_dir, use_int8)
     if isinstance(model.reader, PromptReader):
         raise InputError(
-            f"Cannot predict with {export_dir}: it is a language model, which continues texts. Give texts without the "
-            "options for classes."
+            f"Cannot predict with {export_dir}: it is a language model, which can only continue texts. Give texts "
+            "without the options for classes."
         )
     unread: list[str] = []
     losses: list[Mapping[str, int]] = []
@@ -329,12 +327,12 @@ def _decode_image(path: str, content: bytes, wanted: ImageInput, losses: list[Ma
 
 
 def read_input_arrays(path: str) -> dict[str, np.ndarray]:
-    """Return the arrays of an .npz file by `:name`, without arrays of labels.
+    """Return the arrays of an .npy or .npz file, without arrays of labels.
 
-    The array of an .npy file has an empty name.
+    The key of an array is `:NAME` in an .npz file, and an empty string in an .npy file.
 
     Raises:
-        InputError: If the file is missing or damaged, or has no such array.
+        InputError: If the file is missing or damaged, or contains no array.
     """
     try:
         loaded = read_arrays(path, storage.read_bytes(path))
@@ -349,7 +347,7 @@ def read_input_arrays(path: str) -> dict[str, np.ndarray]:
 
 
 def _are_labels(name: str, names: Sequence[str]) -> bool:
-    """Return whether an array contains labels of images, by the naming rules of create_tfrecords."""
+    """Return whether the array `name` contains the labels of another array, by the naming rules of create_tfrecords."""
     images = {"y": "x", "labels": "images"}.get(name, f"x_{name[2:]}" if name.startswith("y_") else "")
     return images in names
 

@@ -1,8 +1,11 @@
 """Converts request bodies (JSON or an image file) to model inputs, and model outputs to response bodies.
 
-V1: https://kserve.github.io/website/docs/concepts/architecture/data-plane/v1-protocol (same bodies as Vertex AI). V2,
-the Open Inference Protocol over REST. Model versions, which are optional, are not supported:
-https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md
+Two protocols are supported:
+
+- KServe's V1 protocol, which has the same bodies as Vertex AI:
+  https://kserve.github.io/website/docs/concepts/architecture/data-plane/v1-protocol
+- KServe's V2 protocol, the Open Inference Protocol over REST, without model versions, which are optional:
+  https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md
 """
 
 import base64
@@ -60,7 +63,7 @@ class PredictRequest:
     """Parsed content of a request.
 
     Attributes:
-        inputs: Inputs of the model, N from 1; for images uint8[N, height, width, channels].
+        inputs: Inputs of the model for N >= 1 instances; for images uint8[N, height, width, channels].
         waiting: Images that are not decoded yet, by their index in `inputs`.
         top: Number of probabilities in the response, or None for all.
         id: ID that the client sent. Empty if it sent none.
@@ -79,7 +82,7 @@ class PredictRequest:
         return self.inputs.nbytes + sum(image.num_bytes for image in self.waiting.values())
 
     def decode(self, number: int) -> None:
-        """Decode the waiting image with this index, and store its pixels in `inputs`.
+        """Decode the waiting image with the index `number`, and store its pixels in `inputs`.
 
         Raises:
             InputError: If the image cannot be decoded. The message names the instance.
@@ -97,7 +100,7 @@ def _reading_image() -> Iterator[None]:
 
 
 def _cost(image: OpenImage, shape: tuple[int, ...]) -> int:
-    """Return the cost of an image in pixels.
+    """Return the number of pixels that an image counts towards the limit of a request.
 
     It is the number of pixels of the file or of the model's input, whichever is larger.
     """
@@ -118,7 +121,7 @@ def parse_request(
 
     Args:
         body: The request.
-        wanted: Function that converts an instance to an input of the model.
+        wanted: Object that converts an instance to an input of the model.
         limits: Limits of the server.
         content_type: Media type of the body. Images of most formats are recognised without it.
         top: Text of the query parameter `top`, for an image file.
@@ -151,7 +154,9 @@ def _check_count(count: int, limits: ServeParams) -> None:
 
 
 def parse_line(line: bytes, wanted: ImageInput) -> np.ndarray:
-    """Parse one image instance (see `parse_request`), without limits, to uint8[1, height, width, channels].
+    """Parse a line of JSON with one image instance, without limits. Return uint8[1, height, width, channels].
+
+    See `parse_request` for the form of an instance.
 
     Raises:
         InputError: If the line is not an image instance.
@@ -204,9 +209,10 @@ def _naming(number: int) -> Iterator[None]:
 
 
 def render_predictions(model: ExportedModel, outputs: np.ndarray, top: int | None) -> bytes:
-    """Render `{"predictions": [{"class": …, "confidence": …, "probabilities": {class: probability, best first}}, …]}`.
+    """Return the body of a V1 response, `{"predictions": [PREDICTION, …]}`.
 
-    For multi-label data, a prediction is `{"labels": [labels above 0.5, best first], "probabilities": {…}}`. For a
+    For a classification, a PREDICTION is `{"class": …, "confidence": …, "probabilities": {class: probability, best
+    first}}`. For multi-label data, it is `{"labels": [labels above 0.5, best first], "probabilities": {…}}`. For a
     regression, it is `{"values": {target: number}}`.
 
     Args:
@@ -346,7 +352,7 @@ def _describe(value: Any) -> str:
 
 
 def describe_model(name: str, model: ExportedModel) -> dict[str, Any]:
-    """Return the V2 metadata of a model."""
+    """Return the metadata of a model in KServe's V2 protocol."""
     of_images = isinstance(model.input, ImageInput)
     shape = [-1, *model.input.shape] if of_images else [-1]
     tensor = {"name": model.input.noun, "datatype": "UINT8" if of_images else _BYTES, "shape": shape}
@@ -432,7 +438,7 @@ def _check_parameters(described: Mapping[str, Any]) -> None:
 
 
 def _read_outputs(request: Mapping[str, Any], model: ExportedModel) -> Sequence[str]:
-    """Return the names of the outputs that a V2 request asks for. The default is all outputs."""
+    """Return the names of the outputs that a V2 request asks for, or of all outputs if it names none."""
     outputs = request.get("outputs")
     known = [TASKS[model.task].answer, *([_CLASS] if model.task == CLASSIFICATION else [])]
     if not outputs:
@@ -451,7 +457,7 @@ def _read_outputs(request: Mapping[str, Any], model: ExportedModel) -> Sequence[
 
 
 def _check_tensor(data: list[Any], shape: Sequence[int], wanted: ImageInput) -> np.ndarray:
-    """Return uint8[N, height, width, channels] from flat or nested values."""
+    """Convert a tensor of flat or nested pixel values to uint8[N, height, width, channels]."""
     expected = (shape[0], *wanted.image_shape)
     try:
         values, _ = _flatten_numbers(data, len(expected))
@@ -469,7 +475,7 @@ def _check_tensor(data: list[Any], shape: Sequence[int], wanted: ImageInput) -> 
 
 
 def render_infer(name: str, model: ExportedModel, outputs: np.ndarray, asked: PredictRequest) -> bytes:
-    """Render a V2 inference response."""
+    """Return the body of a V2 inference response."""
     answers: list[dict[str, Any]] = []
     for output in asked.outputs:
         if output == _CLASS:

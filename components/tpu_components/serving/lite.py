@@ -1,6 +1,6 @@
 """Loads LiteRT files as functions.
 
-It imports nothing of this project, because exports are verified without the project.
+This module imports no other module of this project, because exports are verified in a process without the project.
 """
 
 import threading

@@ -32,7 +32,7 @@ class Metrics:
             "predict_seconds", "Duration of requests with instances, from their head to the response.", _SECONDS
         )
         for name, value in gauges.items():
-            Gauge(name, "Now.", namespace=_PREFIX, registry=self._all).set_function(value)
+            Gauge(name, "Current value.", namespace=_PREFIX, registry=self._all).set_function(value)
 
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
         return Counter(name, meaning, labels, _PREFIX, registry=self._all)
@@ -50,7 +50,7 @@ class Metrics:
             self._confidence = self._histogram("confidence", "Probability of the predicted class.", _CONFIDENCES)
 
     def count_predictions(self, outputs: np.ndarray) -> None:
-        """Count predictions, from float32[N, classes]. Only classifiers have this metric."""
+        """Count predictions by class, from float32[N, classes]. Do nothing if the model is not a classifier."""
         if self._is_classifier:
             for number, confidence in zip(outputs.argmax(1).tolist(), outputs.max(1).tolist(), strict=True):
                 self._predictions[number].inc()
@@ -69,7 +69,8 @@ class Metrics:
     def render(self, accepted: str = "") -> tuple[bytes, str]:
         """Return all metrics and their media type.
 
-        `accepted` is the header Accept. If it is empty, the format is Prometheus's.
+        Args:
+            accepted: Accept header of the request. If it is empty, the metrics are in Prometheus's text format.
         """
         encode, content_type = choose_encoder(accepted)
         return encode(self._all), content_type

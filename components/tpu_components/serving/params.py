@@ -1,4 +1,4 @@
-"""Parameters of the server, from flags and Vertex's environment variables."""
+"""Parameters of the server, from flags and from Vertex AI's environment variables."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -43,25 +43,25 @@ class ServeParams:
         predict_route: Path of predictions, for POST requests.
         model_name: Name in the routes of KServe's protocols, as in /v1/models/NAME:predict. The default is the name of
             the registered model, otherwise of the run (from the export's path), otherwise of the exported model.
-        int8: Serve the int8 model.
+        int8: Serve the int8 model instead of the float model.
         num_threads: Threads for one batch. 0 means one per available CPU.
-        max_batch_size: Largest batch of the model. Waiting requests are batched together.
+        max_batch_size: Largest number of instances in a batch. Waiting requests are batched together.
         max_wait_ms: Milliseconds that an idle model waits for more requests after the first. On a CPU, an image costs
             as much in a batch as alone, so waiting gains little.
         max_requests: Largest number of requests in flight with a complete body. Above it, a request gets 503 and
             Retry-After.
         max_instances: Largest number of instances in a request. With more, the request gets 413.
-        max_body_bytes: Largest size of a request's body. A larger body gets 413. The default is the limit of Vertex
-            AI's public endpoints.
+        max_body_bytes: Largest size of a request's body, in bytes. A larger body gets 413. The default is the limit of
+            Vertex AI's public endpoints.
         max_image_pixels: Largest number of pixels of an image file. A larger image gets 400 and is not decoded.
             Decoding takes 3 to 7 bytes per pixel.
         max_request_pixels: Largest number of pixels of all image files of a request. With more, the request gets 413.
             An image that is smaller than the model's input counts as many pixels as the model's input.
-        max_held_bytes: Limit of the memory for bodies and instances of all requests together. Above it, a request gets
-            503. A request that exceeds the limit alone gets 413.
+        max_held_bytes: Limit of the memory for bodies and instances of all requests together, in bytes. Above it, a
+            request gets 503. A request that exceeds the limit alone gets 413.
         verify: Public key: PEM text, or the path of a PEM file, local or on gs://. The export is loaded only if its
-            signature and that of its registered version are valid. The default is TPU_PIPELINES_VERIFY_KEY. If neither
-            is set, signatures are not checked.
+            signature and the signature of its registered version are valid. The default is TPU_PIPELINES_VERIFY_KEY. If
+            neither is set, signatures are not checked.
     """
 
     host: str = "127.0.0.1"
@@ -97,7 +97,7 @@ class ServeParams:
 
 
 def vertex_defaults(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of ServeParams that Vertex AI sets by variables.
+    """Return the fields of ServeParams that Vertex AI sets by environment variables.
 
     `host` is 0.0.0.0, because Vertex AI requires it.
 

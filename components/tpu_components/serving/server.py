@@ -45,7 +45,7 @@ SHUTDOWN_SECONDS = 25  # Kubernetes kills the container after 30.
 def serve(export_uri: str, params: ServeParams, version: str = "") -> None:
     """Serve an export until SIGTERM or SIGINT (Ctrl-C), then finish running requests.
 
-    One line is printed when the model is ready, and a JSON line on stderr for each request.
+    A line is printed to stdout when the model is ready. A JSON line is printed to stderr for each request.
 
     Args:
         export_uri: Folder that export_model wrote, local or on gs://.
@@ -68,7 +68,7 @@ def serve(export_uri: str, params: ServeParams, version: str = "") -> None:
 
 
 def _name_by_place(place: str) -> str:
-    """Return the name in an export's path: of the registered model, or of the run.
+    """Return the name of the registered model or of the run in the path of an export.
 
     Return an empty string for other paths.
 
@@ -111,16 +111,16 @@ async def _serve(listener: socket.socket, load: Callable[[], ExportedModel], par
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection with h11. It reads only a little at a time."""
+    """A connection of uvicorn with h11 that reads at most 2,048 bytes at a time."""
 
     def connection_made(self, transport: Any) -> None:
-        """Begin a connection."""
+        """Limit the size of each read, and begin the connection."""
         transport.max_size = _READ_BYTES  # Buffer of recv(): asyncio/selector_events.py, _SelectorTransport.
         super().connection_made(transport)
 
 
 def make_server(application: Application) -> uvicorn.Server:
-    """Return uvicorn for an application, without its log."""
+    """Return a uvicorn server for an application. Its access log is off, and only errors are logged."""
     return uvicorn.Server(
         uvicorn.Config(
             application,
@@ -139,11 +139,10 @@ def make_server(application: Application) -> uvicorn.Server:
 
 
 async def close_silent_connections(server: uvicorn.Server) -> None:
-    """Close connections whose client sends no head of a request or does not read its response.
+    """Close connections whose client does not send the head of a request or does not read a response for 15 to 30 s.
 
-    This continues until the task is cancelled.
-
-    uvicorn itself closes only connections that are idle after a response. The application limits the time of a body.
+    This function runs until its task is cancelled. uvicorn itself closes only connections that are idle after a
+    response. The application limits the time for the body of a request.
     """
     before: set[Any] = set()
     while True:
@@ -202,7 +201,7 @@ def listen(host: str, port: int) -> socket.socket:
 def load_export(export_uri: str, params: ServeParams, work: Path, version: str = "") -> ExportedModel:
     """Load the model of an export.
 
-    If `params` has a key to verify, a verified copy of the export is loaded.
+    If `params.verify` is set, the signature of the export is verified, and a verified copy of the export is loaded.
 
     Args:
         export_uri: Folder that export_model wrote, local or on gs://.

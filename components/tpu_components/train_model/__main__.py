@@ -8,7 +8,7 @@ from tpu_components.train_model import TrainParams, train_model
 
 
 def main() -> int:
-    """Run the step and return the exit code."""
+    """Run the command line of train_model and return the exit code."""
     return command_line.run_step(
         train_model,
         TrainParams,
@@ -17,7 +17,8 @@ def main() -> int:
         optional={
             "checkpoint_dir": (
                 command_line.local_path,
-                "Folder in which checkpoints are kept between sessions. The default is next to the output.",
+                "Folder for checkpoints, from which a restarted command continues. The default is a folder next to the "
+                "output.",
             ),
             "hosts": (
                 parse_host,

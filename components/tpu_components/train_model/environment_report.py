@@ -1,9 +1,8 @@
 """Writes the environment report of a training run.
 
-It contains the user, permissions in the bucket's mount, devices and libraries.
-
-If TPU_PIPELINES_SURROUNDINGS_URI is set, the report is written. It shows facts that the documentation of a platform
-does not contain.
+The report contains the user, permissions in the mounted bucket, devices and library versions. It shows facts about a
+platform that the platform's documentation does not contain. It is written only if the environment variable
+TPU_PIPELINES_SURROUNDINGS_URI is set.
 """
 
 import dataclasses
@@ -37,9 +36,9 @@ def leave_report(device: Device, folder: Path, result: Any, started: float) -> N
     """Write the environment report to the URI in TPU_PIPELINES_SURROUNDINGS_URI, if the variable is set.
 
     Args:
-        device: Device that the model was trained on.
-        folder: Folder to which training writes.
-        result: Outcome of the training run, a dataclass.
+        device: Device on which the model was trained.
+        folder: Folder to which training writes. Its permissions are part of the report.
+        result: Result of the training run, a dataclass.
         started: Start of the training run, in seconds since 1970.
     """
     if not (uri := os.environ.get(REPORT_VARIABLE, "")):
@@ -57,7 +56,7 @@ def leave_report(device: Device, folder: Path, result: Any, started: float) -> N
 
 
 def describe_environment(device: Device, folder: Path) -> dict[str, Any]:
-    """Return user, devices, host, library versions and the permissions in a folder, as JSON values by name."""
+    """Return the user, devices, host, library versions and permissions in `folder`, as JSON values by name."""
     import resource  # Training on a platform runs on Linux.
 
     device_files = [path for pattern in _DEVICE_FILES for path in sorted(Path("/dev").glob(pattern))]
@@ -86,9 +85,9 @@ def describe_environment(device: Device, folder: Path) -> dict[str, Any]:
 
 
 def probe_folder(folder: Path) -> dict[str, str]:
-    """Try file operations in a folder. Return `yes` or the system's error, by operation.
+    """Try file operations in a folder. Return a mapping from each operation to `yes` or the system's error message.
 
-    No file is left behind.
+    The function deletes the files that it creates.
 
     Example:
         >>> import tempfile

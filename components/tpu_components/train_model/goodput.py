@@ -1,7 +1,9 @@
-"""Goodput: the share of paid time in which a run trained, over all its sessions.
+"""Measures the goodput of a training run: the share of the paid time that was spent on steps in the run's result.
 
-The terms are those of https://github.com/AI-Hypercomputer/ml-goodput-measurement. That library stores its records in
-Cloud Logging; this module stores them in a file next to the checkpoints.
+The paid time is the time of all sessions of the run. A session is the life of one training process.
+
+The terms come from https://github.com/AI-Hypercomputer/ml-goodput-measurement. That library stores its records in Cloud
+Logging. This module stores its records in a file next to the checkpoints.
 """
 
 import contextlib
@@ -23,13 +25,14 @@ EVERY_SECONDS = 10.0
 
 @dataclasses.dataclass
 class _Session:
-    """One start of the training process. All times are in seconds since 1970.
+    """A session: the life of one training process. All times are in seconds since 1970.
 
     Attributes:
         start: Start of the session.
         end: Time at which the entry of the session was last written.
-        began: End of the first step of the session, or None if it has finished no step.
-        kept: Time of the session's last checkpoint from which a later session continued, or None if there is none.
+        began: Time at which the session's first step ended, or None if no step has ended.
+        kept: Time of the session's last checkpoint from which a later session continued, or None if no later session
+            continued from a checkpoint of this session.
     """
 
     start: float
@@ -39,10 +42,10 @@ class _Session:
 
     @property
     def start_up_seconds(self) -> float:
-        """Seconds from the start to the end of the first step, or to the last update if no step has ended.
+        """Seconds from the session's start to the end of its first step, or to its last update if no step has ended.
 
-        The value is 0 if the session was killed before it could record the end of its first step, but had saved a
-        checkpoint from which a later session continued.
+        The value is 0 if the session saved a checkpoint from which a later session continued, but was killed before it
+        recorded the end of its first step.
         """
         if self.began is None and self.kept is not None:
             return 0.0
@@ -62,10 +65,10 @@ class GoodputRecorder:
 
     Args:
         folder: Folder of the checkpoints.
-        digest: Digest of parameters and data (`run_digest`). Earlier sessions with another digest do not count.
+        digest: Digest of parameters and data, from `run_digest`. Earlier sessions with another digest are ignored.
         started: Start of this session, in seconds since 1970.
         is_writer: Whether this host writes the file.
-        clock: Function that returns the time, in seconds since 1970.
+        clock: Function that returns the current time, in seconds since 1970.
     """
 
     def __init__(
@@ -90,7 +93,9 @@ class GoodputRecorder:
             self._earlier = self._read(json.loads(self._before))
 
     def _read(self, content: Any) -> list[_Session]:
-        """Return the earlier sessions with the same digest. In the file, the digest is called `settings`.
+        """Return the earlier sessions in a file's content if they have the same digest as this session.
+
+        In the file, the digest has the key `settings`.
 
         Files of older versions can also be read. In some of them, `early` has two entries: the digest, and the sessions
         that ended before the model was built. The oldest files have neither `early` nor `steps`, so their sessions have
@@ -109,7 +114,7 @@ class GoodputRecorder:
         self._earlier = []
 
     def accept(self, continued_from: float) -> None:
-        """Record that this session trains. The session then counts even if it fails.
+        """Record that this session trains. From then on, the session is counted even if it fails.
 
         Args:
             continued_from: Time of the checkpoint from which this session continues, in seconds since 1970, or 0 if
@@ -127,7 +132,7 @@ class GoodputRecorder:
 
     @property
     def first_step_seconds(self) -> float:
-        """Seconds from the start of this session to the end of its first step, or 0 before this end."""
+        """Seconds from the start of this session to the end of its first step, or 0 if that step has not ended."""
         return self._now.start_up_seconds if self._now.began is not None else 0.0
 
     @property
@@ -136,7 +141,7 @@ class GoodputRecorder:
         return len(self._earlier) + 1
 
     def save(self) -> None:
-        """Write the sessions to the file, with this session until now.
+        """Write all sessions to the file. The current time is written as the end of this session.
 
         Errors are ignored, because they must not make training fail.
         """
@@ -152,15 +157,17 @@ class GoodputRecorder:
                 storage.write_bytes(self._path, json.dumps(content).encode())
 
     def paid_seconds(self, trained: float, waiting: float) -> dict[str, float]:
-        """Return the seconds of all sessions by use. Names in capitals are terms of ml-goodput-measurement.
+        """Return the paid seconds of all sessions, by what the time was spent on.
+
+        The names in capitals are the corresponding terms of ml-goodput-measurement.
 
         - `trained`: Steps that are part of the result. Their share of the total is the goodput.
-        - `start_up`: Start of each session to the end of its first step: TPU_INITIALIZATION, TRAINING_PREP,
-          PROGRAM_STARTUP and UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME.
-        - `waiting`: DATA_LOADING, UNPRODUCTIVE_CHECKPOINT_SAVE_TIME.
+        - `start_up`: Time from the start of each session to the end of its first step: TPU_INITIALIZATION,
+          TRAINING_PREP, PROGRAM_STARTUP and UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME.
+        - `waiting`: Waiting for input and checkpoints: DATA_LOADING and UNPRODUCTIVE_CHECKPOINT_SAVE_TIME.
         - `lost`: Time from the last checkpoint of a killed session to the last update of its entry in the goodput file:
           WASTED_PROGRESS_FROM_DISRUPTION.
-        - `other`: Validation and saving the model: OTHER. Also time that a file of an older version does not classify.
+        - `other`: Validation and saving the model (OTHER), and time that a file of an older version does not classify.
 
         Args:
             trained: Seconds of the steps that are part of the result.
@@ -179,9 +186,10 @@ class GoodputRecorder:
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
-        """Save every 10 seconds while the block runs.
+        """Save the sessions every 10 seconds while the `with` block runs.
 
-        If an InputError ends the block before `accept`, the earlier file is restored and the session is not counted.
+        If an InputError ends the block before `accept` is called, the file gets its earlier content again, so that this
+        session is not counted.
         """
         was_there = self._path.parent.is_dir()
         is_refused = False

@@ -28,7 +28,7 @@ LONGEST_SECONDS = 300.0
 
 @contextlib.contextmanager
 def beating(file: Path) -> Iterator[None]:
-    """Write a heartbeat to a file every 20 seconds while the block runs. The file is then deleted."""
+    """Write a heartbeat to a file every 20 seconds while the `with` block runs. Delete the file when the block ends."""
 
     def beat() -> None:
         with contextlib.suppress(OSError, InputError):  # The volume may be unavailable, or full, for a moment.
@@ -45,12 +45,14 @@ def beating(file: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def required() -> Iterator[None]:
-    """Send SIGTERM to this process when the heartbeat is older than five minutes. Training then saves a checkpoint.
+    """While the `with` block runs, send SIGTERM to this process if the heartbeat is older than five minutes.
 
-    If the environment does not name a heartbeat file, nothing is checked.
+    Training then saves a checkpoint and ends. If the environment variable TPU_PIPELINES_FOLLOWED does not name a
+    heartbeat file, nothing is checked.
 
     Raises:
-        InputError: If the heartbeat is older than five minutes when the block is entered, as in a restarted host.
+        InputError: If the heartbeat is already older than five minutes when the block is entered. This can happen on a
+            restarted host.
     """
     if not (name := os.environ.get(FILE_VARIABLE, "")):
         yield

@@ -1,4 +1,4 @@
-"""Initial model of a training run: an earlier model whose weights training starts with."""
+"""Finds the initial model of a training run: an earlier model whose weights training starts with."""
 
 import dataclasses
 import itertools
@@ -23,8 +23,8 @@ class InitialModel:
     """A trained model whose weights a training run starts with.
 
     Attributes:
-        name: `MODEL@NUMBER` of a registered version, or the folder in the configuration.
-        digest: SHA-256 of the model; see `model_digest`.
+        name: `MODEL@NUMBER` for a registered version, otherwise the model's folder as the configuration names it.
+        digest: SHA-256 of the model, from `model_digest`.
         directory: Folder of the model on this machine.
     """
 
@@ -39,7 +39,7 @@ class InitialModel:
             model: The keras.Model that starts with these weights.
 
         Raises:
-            InputError: If the names and shapes of the two models' weights differ.
+            InputError: If the weights of the two models differ in name or shape.
         """
         trained = load_trained_model(self.directory)
         ours, theirs = _shapes(model), _shapes(trained)
@@ -62,12 +62,13 @@ def _shapes(model: Any) -> list[str]:
 def find_initial_model(named: str, manifest: Manifest, scratch: Path) -> InitialModel | None:
     """Return the model that `TrainParams.initial_model` names.
 
-    Return None if `named` is empty, or is an alias without a version.
+    Return None if `named` is empty, or if it is an alias that no version has.
 
     Args:
-        named: A folder, local or on gs://, or `REGISTRY/MODEL@VERSION_OR_ALIAS`.
-        manifest: Data set of the training run.
-        scratch: Folder for a model on gs://.
+        named: Value of `TrainParams.initial_model`: a folder, local or on gs://, or
+            `REGISTRY/MODEL@VERSION_OR_ALIAS`.
+        manifest: Manifest of the records to train on.
+        scratch: Temporary folder to which a model on gs:// is copied.
 
     Raises:
         InputError: If the model or version does not exist, a file of the version was changed after registration, or the

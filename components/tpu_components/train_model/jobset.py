@@ -1,10 +1,10 @@
-"""Training on several hosts of a Kubernetes cluster.
+"""Trains on several hosts of a Kubernetes cluster with a JobSet.
 
-The step creates a JobSet, follows it and fetches the model.
+The step creates the JobSet, follows it until it ends, and copies the model from a shared volume.
 
 Only the pods of the hosts request TPUs. The pod of the step waits for the hosts. The hosts read a copy of the records
-from a shared volume and write the model to this volume. Kubeflow's TrainJob would also create a JobSet, but needs an
-installed runtime.
+from the shared volume and write the model to this volume. Kubeflow's TrainJob would also create a JobSet, but it is not
+used, because it requires a runtime that must be installed in the cluster.
 """
 
 import contextlib
@@ -56,7 +56,10 @@ _GONE_SECONDS = 120.0
 
 
 def requested_jobset() -> Mapping[str, Any] | None:
-    """Return the JobSet request from the environment, or None if this process trains the model."""
+    """Return the JobSet request from the environment, or None if there is no request.
+
+    Without a request, this process trains the model itself.
+    """
     text = os.environ.get(JOBSET_VARIABLE, "")
     return json.loads(text) if text else None
 
@@ -71,19 +74,28 @@ def train_on_hosts(
     output: Path,
     poll_seconds: float = _POLL_SECONDS,
 ) -> TrainResult:
-    """Train with a JobSet and fetch its model.
+    """Train a model on several hosts with a JobSet, and copy the model to `output`.
 
-    A restarted step finds the JobSet of its first attempt and follows it.
+    A restarted step finds the JobSet that its first attempt created, and follows it.
 
     A step that is cancelled, timed out or evicted has less than a second to delete the JobSet: Argo signals all
     processes of the step, KFP's launcher exits at once, and the container ends with it (argo-workflows at f016ad8,
     workflow/executor/osspecific/signal_darwin.go: Kill, Wait; kubeflow/pipelines at 7b70c7b,
-    backend/src/v2/component/launcher_v2.go: execute). For a step that is killed, see `heartbeat`.
+    backend/src/v2/component/launcher_v2.go: execute). If the step is killed before that, the hosts end later, because
+    the step's heartbeat stops; see `heartbeat`.
+
+    Args:
+        ask: JobSet request, from `requested_jobset`.
+        params: Parameters of the training run.
+        records_dir: Folder that create_tfrecords wrote.
+        output: Folder for the model.
+        poll_seconds: Seconds between two requests for the JobSet's state.
 
     Raises:
-        InputError: If the cluster has no JobSets, the step may not create them, or the hosts report a user's mistake.
-        PlatformError: If the hosts fail more often than they are restarted, or the cluster does not respond.
-        Terminated: If this step receives SIGTERM; the JobSet is deleted.
+        InputError: If JobSets are not installed in the cluster, the step may not create them, or the hosts report a
+            user's mistake.
+        PlatformError: If the JobSet fails after its last restart, or the cluster does not respond.
+        Terminated: If this step receives SIGTERM. The JobSet is deleted first.
     """
     name = name_jobset(ask, params, Manifest.load(records_dir, verify=False).fingerprint)
     folder = Path(ask["shared"]) / name
@@ -120,19 +132,21 @@ def train_on_hosts(
 
 
 def _run() -> str:
-    """Return the part of the pod's name that is equal in all attempts of this step in this run.
+    """Return the part of the pod's name that is the same for all attempts of this step in this run.
 
-    Return an empty string outside of KFP.
-
-    A pod is named WORKFLOW-TEMPLATE-HASH (argo-workflows workflow/util/pod_name.go: GeneratePodName).
+    Pods have names of the form WORKFLOW-TEMPLATE-HASH (argo-workflows workflow/util/pod_name.go: GeneratePodName).
+    Outside of KFP, the result is an empty string.
     """
     return os.environ.get(_POD_VARIABLE, "").rpartition("-")[0]
 
 
 def _raise_again(failure: Path) -> None:
-    """Raise the error of the hosts in an earlier attempt of this run.
+    """If the hosts failed in an earlier attempt of this run, raise their error again.
 
-    So a training run that fails is not paid for twice.
+    A retry of the step then does not pay for the same failing training run a second time.
+
+    Args:
+        failure: File in which the earlier attempt saved its error. The file may be missing.
 
     Raises:
         InputError: If the failure was a user's mistake.
@@ -161,7 +175,10 @@ def name_jobset(ask: Mapping[str, Any], params: TrainParams, records: str) -> st
 
 
 def _with_command(manifest: Mapping[str, Any], params: TrainParams, folder: Path, followed: Path) -> dict[str, Any]:
-    """Return the manifest with the training command. Each host writes its outcome to a separate file."""
+    """Return the JobSet's manifest with the training command and the name of the heartbeat file.
+
+    With this command, each host writes its result to a separate file in `folder`.
+    """
     words = ["--records", str(folder / "records"), "--output", str(folder / "model"), *command_line.flags_of(params)]
     whole = copy.deepcopy(dict(manifest))
     (container,) = _pod(whole)["containers"]
@@ -183,11 +200,11 @@ def _pod(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class JobSetState:
-    """State of a JobSet.
+    """State of a JobSet in the cluster.
 
     Attributes:
         is_complete: Whether all hosts have succeeded.
-        failure: Message of the cluster if the JobSet has failed and is not restarted; otherwise None.
+        failure: Message of the cluster if the JobSet has failed and will not be restarted; otherwise None.
         restarts: Number of times that all hosts were restarted.
     """
 
@@ -199,7 +216,7 @@ class JobSetState:
 class JobSet:
     """A JobSet in a Kubernetes cluster.
 
-    It is the cluster in which this process runs or, outside of a cluster, kubectl's current cluster.
+    The cluster is the one in which this process runs. Outside of a cluster, it is kubectl's current cluster.
 
     Args:
         name: Name of the JobSet. It need not exist yet.
@@ -257,8 +274,11 @@ class JobSet:
     def create(self, manifest: dict[str, Any]) -> None:
         """Create the JobSet, unless an earlier attempt of this step has created it.
 
+        Args:
+            manifest: Manifest of the JobSet. Its name is replaced by the name of this object.
+
         Raises:
-            InputError: If the cluster has no JobSets, or this step may not create one.
+            InputError: If JobSets are not installed in the cluster, or this step may not create one.
         """
         metadata = {key: value for key, value in manifest["metadata"].items() if key != "generateName"}
         manifest = {**manifest, "metadata": {**metadata, "name": self.name}}
@@ -280,10 +300,10 @@ class JobSet:
     def follow(self, poll_seconds: float) -> None:
         """Wait until all hosts have succeeded.
 
-        The log of host 0 is printed, and the end of the log of a host that fails.
+        Meanwhile, print the log of host 0, and the last lines of the log of each host that fails.
 
         Args:
-            poll_seconds: Time between two requests for the state.
+            poll_seconds: Seconds between two requests for the JobSet's state.
 
         Raises:
             InputError: If the hosts report a user's mistake.
@@ -324,7 +344,10 @@ class JobSet:
                     self._tell_failure(pod, code)
 
     def _print_new(self, pod: Any) -> None:
-        """Print the new lines of a pod's log. Timestamps distinguish equal lines."""
+        """Print the lines of a pod's log that were not printed before.
+
+        Each line has a timestamp, so two lines with the same text are not confused.
+        """
         name = pod.metadata.name
         now = time.monotonic()
         # Fetch only the new end of a long log. After the node has rotated the log, fetch all of the new one.
@@ -350,9 +373,9 @@ class JobSet:
         return str(self._ask(self._pods.read_namespaced_pod_log, pod.metadata.name, self.namespace, **options))
 
     def _ask(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Call the cluster and return its response. Transient errors are retried.
+        """Call a method of the Kubernetes client, and return the cluster's response. Transient errors are retried.
 
-        Creating an object that exists already succeeds.
+        If the method creates an object that already exists, the call succeeds and returns None.
 
         Raises:
             MissingError: If the object does not exist.
@@ -374,11 +397,11 @@ class JobSet:
 
 @contextlib.contextmanager
 def cluster_errors(cluster: str, denied: str = "") -> Iterator[None]:
-    """Convert errors of the Kubernetes client.
+    """Convert errors that the Kubernetes client raises in the `with` block.
 
     Args:
-        cluster: Name of the cluster, in a form that can begin a sentence.
-        denied: Message if the account lacks a permission. The default is the message of the cluster.
+        cluster: Name of the cluster for messages, for example "The cluster". It begins a sentence.
+        denied: Message of the error if the account lacks a permission. If empty, the cluster's message is used.
 
     Raises:
         OutageError: If the cluster does not respond, or responds with a transient error.
@@ -396,7 +419,7 @@ def cluster_errors(cluster: str, denied: str = "") -> Iterator[None]:
         raise OutageError(f"{cluster} does not respond: {describe(error)}.") from error
     except ApiException as error:
         status = error.status
-        refused = f"{cluster} refuses: {status} {message_of(error)}"
+        refused = f"{cluster} rejected the request: {status} {message_of(error)}"
         if status == 429 or status >= 500:
             raise OutageError(f"{cluster} responds with {status} {error.reason}.") from error
         if status in (401, 403):
@@ -405,6 +428,6 @@ def cluster_errors(cluster: str, denied: str = "") -> Iterator[None]:
 
 
 def _exit_code(pod: Any) -> int:
-    """Return the exit code of a pod's container, or 0 while it runs."""
+    """Return the exit code of a pod's container, or 0 while the container runs."""
     states = [container.state for container in pod.status.container_statuses or ()]
     return next((int(state.terminated.exit_code) for state in states if state and state.terminated), 0)

@@ -1,6 +1,7 @@
-"""Training loops: the compiled program of the JAX backend with its feeds, and Keras's `fit` on TensorFlow.
+"""Training loops: a compiled program for the JAX backend, and Keras's `fit` for the TensorFlow backend.
 
-`make_loop` returns the loop of a session.
+`make_loop` returns the training loop for a session. With JAX, a feed provides the program's input: `ResidentFeed` keeps
+the data in device memory, and `StreamedFeed` sends batches from the host.
 """
 
 import dataclasses
@@ -31,10 +32,10 @@ _LOOK_SECONDS = 0.25  # Time between two checks of the loss; default length of a
 
 
 class FitLoop:
-    """Loop of the TensorFlow backend. It runs Keras's `fit` on the batches of a reader, one epoch per call.
+    """Training loop of the TensorFlow backend. It calls Keras's `fit` once per epoch, on the batches of a reader.
 
     Attributes:
-        is_resident: Whether the training split stays in device memory.
+        is_resident: Whether the training split stays in device memory, which is never the case on this backend.
     """
 
     is_resident = False
@@ -44,9 +45,10 @@ class FitLoop:
         self._reader = reader
 
     def run_epoch(self, bar: progress.Progress) -> dict[str, float]:
-        """Run an epoch, or the rest of an epoch after a checkpoint. Return the metrics.
+        """Run the current epoch, or the rest of it after a checkpoint. Return the epoch's metrics by name.
 
-        `bar` shows the progress.
+        Args:
+            bar: Progress bar to update.
 
         Raises:
             InputError: If training diverged.
@@ -85,7 +87,7 @@ class FitLoop:
 
 
 class ResidentFeed:
-    """A split that stays in the device's memory. Each epoch sends only the order of its examples."""
+    """A training split that stays in device memory. In each epoch, the host sends only the order of the examples."""
 
     def __init__(self, program: Program, examples: records.Examples, seed: int, share: Share) -> None:
         inputs, *_, self._order = program.source
@@ -99,11 +101,11 @@ class ResidentFeed:
         self._drawn: dict[int, Future[Any]] = {}
 
     def open(self, epoch: int, start_step: int) -> None:
-        """Start an epoch at a step, which is 0 for a whole epoch.
+        """Start an epoch. The order of the next epoch's examples is drawn in the background.
 
-        The order of the next epoch is drawn in the background.
-
-        This feed ignores `start_step`, because the program's carry contains the step.
+        Args:
+            epoch: Index of the epoch, from 0.
+            start_step: Ignored, because the program's carry contains the step.
         """
         order = self._drawn.pop(epoch, None) or self._pool.submit(self._draw, epoch)
         self._drawn = {epoch + 1: self._pool.submit(self._draw, epoch + 1)}
@@ -114,10 +116,7 @@ class ResidentFeed:
         return put(order, self._program.mesh, self._order.sharded_axis)
 
     def take(self, limit: int) -> tuple[Any, int]:
-        """Return the program's input for the next steps, and the number of these steps.
-
-        The number is at most `limit`.
-        """
+        """Return the program's input for the next steps, and the number of these steps, which is at most `limit`."""
         return self._source, limit
 
 
@@ -130,13 +129,19 @@ class StreamedFeed:
         self._batches: Iterator[tuple[np.ndarray, ...]] = iter(())
 
     def open(self, epoch: int, start_step: int) -> None:
-        """Start an epoch at a step, which is 0 for a whole epoch."""
+        """Start an epoch.
+
+        Args:
+            epoch: Index of the epoch, from 0.
+            start_step: Number of steps to skip at the beginning of the epoch.
+        """
         self._batches = iter(self._reader.batches(epoch, start_step).as_numpy_iterator())
 
     def take(self, limit: int) -> tuple[Any, int]:
-        """See `ResidentFeed.take`.
+        """Return the program's input for the next steps, and the number of these steps, which is at most `limit`.
 
-        The last block of an epoch is padded. The program ignores the padding.
+        A program that runs several steps per call gets a block of `block_steps` batches. If the block has fewer steps,
+        it is padded. The program ignores the padding.
         """
         arrays, mesh = self._program.source, self._program.mesh
         source = next(self._batches)
@@ -152,9 +157,14 @@ class StreamedFeed:
 
 
 def put(array: Any, mesh: Any, axis: int | None = None) -> Any:
-    """Return an array on the devices of a mesh or on the only device, sharded along an axis or replicated.
+    """Copy an array to the devices of a mesh, and return the copy.
 
-    Every host passes the whole array, and puts its part on its devices.
+    Every host passes the whole array.
+
+    Args:
+        array: The whole array.
+        mesh: Devices of all hosts, or None for a single device.
+        axis: Axis along which the array is sharded over the devices. With None, every device gets the whole array.
     """
     if jax.process_count() == 1:
         return jax.device_put(array, array_sharding(mesh, axis))
@@ -162,21 +172,24 @@ def put(array: Any, mesh: Any, axis: int | None = None) -> Any:
 
 
 def put_part(array: Any, mesh: Any, axis: int | None) -> Any:
-    """Return an array on the devices of a mesh, sharded along an axis. Each host passes only its part."""
+    """Copy an array to the devices of a mesh, sharded along an axis, and return the copy.
+
+    Each host passes only its part of the array.
+    """
     if jax.process_count() == 1:
         return put(array, mesh, axis)
     return jax.make_array_from_process_local_data(array_sharding(mesh, axis), array)
 
 
 def put_everywhere(array: np.ndarray, mesh: Any, share: Share, length: int) -> Any:
-    """Return an array replicated on every device. Each host passes its share of the first axis.
+    """Copy an array to every device, and return the copy. Each host passes only its share of the first axis.
 
-    Each host reads only its share. The devices then exchange the shares.
+    The devices exchange the shares, so no host needs to read the whole array.
 
     Args:
-        array: The share of this host.
+        array: This host's share of the array.
         mesh: Devices of all hosts, or None for a single device.
-        share: This host's share of the whole.
+        share: Range of the first axis that this host has.
         length: Size of the first axis of the whole array.
     """
     if share == WHOLE:
@@ -194,11 +207,12 @@ def put_everywhere(array: np.ndarray, mesh: Any, share: Share, length: int) -> A
 
 
 class _Pace:
-    """Number of steps per block.
+    """Chooses the number of steps per block.
 
-    It is `steps_per_execution` if this is set, otherwise the number of steps that takes 0.25 seconds.
+    The number is `steps_per_execution` if this parameter is set. Otherwise, it is doubled or halved so that a block
+    takes at most 0.25 seconds, or at most `checkpoint_seconds` if this is less.
 
-    All hosts use the number of host 0, which host 0 sends after blocks 1, 2, 4, 8, …
+    All hosts use the number that host 0 has chosen. Host 0 sends it after blocks 1, 2, 4, 8, …
     """
 
     def __init__(self, params: TrainParams, group: ProcessGroup) -> None:
@@ -223,10 +237,10 @@ class _Pace:
 
 
 class DeviceLoop:
-    """Loop of the JAX backend. It feeds the compiled program and checks the loss a few times per second.
+    """Training loop of the JAX backend. It feeds the compiled program and checks the loss a few times per second.
 
     Attributes:
-        is_resident: See `FitLoop`.
+        is_resident: Whether the training split stays in device memory.
     """
 
     def __init__(self, session: Session, program: Program, feed: ResidentFeed | StreamedFeed) -> None:
@@ -240,7 +254,14 @@ class DeviceLoop:
         self._to_profile = 0  # Steps until the end of the profile.
 
     def run_epoch(self, bar: progress.Progress) -> dict[str, float]:
-        """See `FitLoop.run_epoch`."""
+        """Run the current epoch, or the rest of it after a checkpoint. Return the epoch's metrics by name.
+
+        Args:
+            bar: Progress bar to update.
+
+        Raises:
+            InputError: If training diverged.
+        """
         session = self._session
         clock = session.stopwatch
         if session.stage is not self._stage:
@@ -305,10 +326,15 @@ class DeviceLoop:
         return (state, place), Watch(finite, loss)
 
     def _look(self, watch: Watch, step: int, first: int) -> float:
-        """Wait for a step and return its loss.
+        """Wait until a step has ended, and return its loss.
+
+        Args:
+            watch: The program's state of the loss after the step.
+            step: Number of finished steps of the epoch.
+            first: Number of steps of the epoch that were finished when this session began it.
 
         Raises:
-            InputError: If the loss of this step, or of a step since the last check, is not finite.
+            InputError: If the loss of a step since `first` is not finite.
         """
         finite_steps, loss = int(watch.finite_steps), float(watch.loss)
         self._session.end_first_step()
@@ -317,23 +343,23 @@ class DeviceLoop:
         return loss
 
     def _leave(self, carry: Any) -> None:
-        """Assign the program's state to the model's variables. The next step invalidates the variables."""
+        """Assign the program's state to the model's variables. The values are valid until the next step begins."""
         for variables, values in zip(state_of(self._model), carry[0], strict=True):
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
 
 
 def make_loop(session: Session, records_dir: Path, validation_bytes: int) -> DeviceLoop | FitLoop:
-    """Return the loop of a session's backend, with its feed or reader.
+    """Return the training loop for a session's backend and data.
 
     Args:
         session: The session.
         records_dir: Folder of the records.
-        validation_bytes: Size of the validation split if it is held in memory, in bytes. It is resident together with
-            the training split.
+        validation_bytes: Size of the validation split in bytes if it is held in RAM, otherwise 0. If the training split
+            stays in device memory, such a validation split does too.
 
     Raises:
-        InputError: If `residency` is `device`, and the training split cannot be resident.
+        InputError: If the parameter `residency` is `device`, and the training split cannot stay in device memory.
     """
     params = session.params
     manifest = session.manifest

@@ -16,13 +16,15 @@ _WAITS = (INPUT, CHECKPOINT)
 
 
 class Stopwatch:
-    """Measures the host's waiting time by cause. Time outside of `measure` counts as `host`.
+    """Measures how long the host waits, by what it waits for. Time outside of `measure` blocks counts as `host`.
 
     Args:
-        kinds: Kinds of wait to measure: `compute`, `input`, `checkpoint`.
+        kinds: What the host may wait for: `compute`, `input`, `checkpoint`.
 
     Attributes:
-        waited_seconds: Seconds of `input` and `checkpoint` since the last `take_waited`. `take` does not reset them.
+        kinds: The kinds that are passed to the class, and `host`.
+        waited_seconds: Seconds in which the host waited for `input` or `checkpoint` since the last call of
+            `take_waited`. `take` does not reset this value.
     """
 
     def __init__(self, *kinds: str) -> None:
@@ -45,14 +47,14 @@ class Stopwatch:
             self._kind = outer
 
     def take(self) -> dict[str, float]:
-        """Return the seconds of each of `kinds` and of `host` since the last call. Their sum is the elapsed time."""
+        """Return the seconds since the last call by kind, including `host`. Their sum is the elapsed time."""
         self._charge()
         taken = self._seconds
         self._seconds = dict.fromkeys(self.kinds, 0.0)
         return taken
 
     def take_waited(self) -> float:
-        """Return `waited_seconds` and reset them."""
+        """Return `waited_seconds` and reset it to 0."""
         taken = self.waited_seconds
         self.waited_seconds = 0.0
         return taken
@@ -66,12 +68,12 @@ class Stopwatch:
 
 
 class StepProfile:
-    """Profiles a number of steps after the first step, which compiles.
+    """Profiles a few training steps. The first step is left out, because it compiles the model.
 
-    Steps are counted by the updates of the progress bar.
+    An object of this class stands in for the epoch's progress bar, and counts steps through the bar's updates.
 
     Args:
-        num_steps: Number of steps to profile. 0 disables the profile. A profile ends with its epoch.
+        num_steps: Number of steps to profile. 0 disables the profile. A profile ends at the latest with its epoch.
         batch_size: Examples per step.
         log_dir: TensorBoard's log directory. The profile is written there, to `plugins/profile/TIME/HOST.xplane.pb`.
         start: Function that starts the backend's profiler with a log directory.
@@ -94,7 +96,12 @@ class StepProfile:
 
     @contextlib.contextmanager
     def watching(self, bar: progress.Progress, num_examples: int) -> Iterator[progress.Progress]:
-        """Profile during an epoch of `num_examples`. Yield a progress bar to update in place of `bar`."""
+        """Profile while the `with` block trains an epoch. Yield a progress bar to update in place of `bar`.
+
+        Args:
+            bar: Progress bar of the epoch.
+            num_examples: Number of examples of the epoch on which the block trains.
+        """
         self._bar = bar
         self._epoch_left = num_examples
         self._begin()
@@ -106,7 +113,7 @@ class StepProfile:
     def update(self, count: int, note: str = "") -> None:
         """Advance the progress bar by `count` examples, and show `note` next to it.
 
-        The first call starts the profile. The call after `profile_steps` more steps ends it.
+        The first call starts the profile. The call that reports the end of `num_steps` more steps stops it.
         """
         self._bar.update(count, note)
         self._epoch_left -= count

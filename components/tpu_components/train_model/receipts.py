@@ -1,4 +1,4 @@
-"""Writes the receipt of a training run: what a step, the memory and the whole run took."""
+"""Writes the receipt of a training run: measured step times, peak memory and duration."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ _CPU = "cpu"
 def leave_receipt(session: Session, result: TrainResult, directory: Path) -> None:
     """Write the receipt of a finished training run into the folder of its model.
 
-    Errors are reported and ignored, because they must not make a finished training fail.
+    Errors are logged and then ignored, because the training run is already finished and must not fail.
     """
     try:
         make_receipt(session, result).save(directory)
@@ -28,10 +28,10 @@ def leave_receipt(session: Session, result: TrainResult, directory: Path) -> Non
 
 
 def make_receipt(session: Session, result: TrainResult) -> Receipt:
-    """Return the receipt of a finished training run, without the machine's name and price.
+    """Return the receipt of a finished training run, without the price and the name of a TPU or GPU machine.
 
-    evaluate_model adds both from preflight's prediction. If the training read the catalogue of machines, the catalogue
-    would be part of its code, and a new price would repeat the training.
+    evaluate_model adds both from preflight's prediction. train_model does not read the catalogue of machines, because
+    the catalogue would then be part of the code in the step's cache key, and a new price would train the model again.
     """
     device = session.device
     counts = session.step_times.counts
@@ -61,7 +61,10 @@ def _program(session: Session) -> str:
 
 
 def find_peak_bytes(device: Device) -> int | None:
-    """Return the largest peak of this host's devices, or None if they do not report it, as on a CPU."""
+    """Return the peak memory use, in bytes, of this host's device that used the most memory.
+
+    Return None if no device reports its memory use, for example on a CPU, or if the backend is not JAX.
+    """
     if device.backend != "jax":
         return None
     statistics: list[dict[str, Any]] = [each.memory_stats() or {} for each in jax.local_devices()]

@@ -1,6 +1,6 @@
 """Result of a training run.
 
-The parameters are `TrainParams` in `core.models.training_step.hyperparameters`.
+For the parameters of a training run, see `TrainParams` in `core.models.training_step.hyperparameters`.
 """
 
 import dataclasses
@@ -16,31 +16,32 @@ class TrainResult:
     Attributes:
         epochs: Finished epochs.
         best_epoch: Epoch (from 1) whose weights are in best.weights.h5.
-        judged_by: Metric of the history that is best in `best_epoch`, such as `validation_loss`, or `loss` of the
-            training split if there is no validation split.
+        judged_by: Metric by which the best epoch was chosen, for example `validation_loss`, or `loss` (of the training
+            split) if there is no validation split.
         steps: Optimizer steps.
         examples_seen: Number of examples that contributed to a gradient. Every epoch counts each example exactly once.
         seconds: Seconds of training in all sessions, without start-up.
         examples_per_second: Training examples per second, as the median over the epochs.
         metrics: Metrics of the last epoch on the training split, measured while the weights change: `loss`, without
-            penalties, and for classes `accuracy`.
-        backend: Backend used.
-        accelerator: Kind of device used.
-        num_replicas: Number of replicas used.
-        precision: Precision used.
-        num_synchronized_layers: Number of batch-normalisation layers whose statistics come from the batch of all
-            replicas; 0 with one replica.
-        first_step_seconds: Seconds from the start of this session to the end of its first step, with start-up and
-            compilation, or 0 if no step was left.
-        time: Seconds of all epochs by what the host waited for: `compute` (the device, validation included), `input`
-            (part of `compute` with the tensorflow backend) and `checkpoint`. `host` is the remaining time of the
-            epochs, in which the host did not wait.
-        sessions: Number of starts: 1 plus the number of interruptions.
+            regularization penalties, and the metrics of the task, for example `accuracy`.
+        backend: Keras backend that was used.
+        accelerator: Kind of device that was used.
+        num_replicas: Number of replicas that were used.
+        precision: Precision that was used.
+        num_synchronized_layers: Number of batch-normalisation layers whose statistics are computed over the batch of
+            all replicas; 0 with one replica.
+        first_step_seconds: Seconds from the start of this session to the end of its first step, including start-up and
+            compilation. 0 if no step was left to train.
+        time: Seconds of all epochs by what the host waited for: `compute` (training and validation on the device),
+            `input` (with the tensorflow backend, included in `compute`) and `checkpoint`. `host` is the remaining time,
+            in which the host did not wait.
+        sessions: Number of sessions: 1 plus the number of interruptions.
         goodput: Share of the paid time of all sessions that was spent on steps that are part of the result. The rest is
             start-up, waiting, validation, and steps that were lost when a session was killed.
-        paid_seconds: Seconds of all sessions by use: `trained`, `start_up`, `waiting` for input and checkpoints, `lost`
-            by kills, and `other` (validation and saving the model). The time of a killed session counts until its last
-            record, at most 10 seconds before the kill.
+        paid_seconds: Seconds of all sessions, by what the time was spent on: `trained`, `start_up`, `waiting` (for
+            input and checkpoints), `lost` (steps that were lost when a session was killed) and `other` (validation and
+            saving the model). The time of a killed session is counted until its last record, at most 10 seconds before
+            the kill.
     """
 
     epochs: int

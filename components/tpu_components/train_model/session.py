@@ -1,4 +1,4 @@
-"""Session of a training run, from the start to the end of one process: model, progress and checkpoints."""
+"""A session of a training run: the model, progress and checkpoints, from the start to the end of one process."""
 
 import dataclasses
 import functools
@@ -47,8 +47,9 @@ _FREE_TO_CHANGE = ("checkpoint_seconds", "num_replicas", "profile_steps", "resid
 def run_digest(params: TrainParams, initial: InitialModel | None, manifest: Manifest, *program: Any) -> str:
     """Return the SHA-256, in hex, of everything that must be equal in all sessions of a run.
 
-    Unlike `digest_of`, this function hashes the `repr` of the values, and has no entry for a missing initial model. So
-    training can continue from checkpoints of earlier versions.
+    Unlike `digest_of`, this function hashes the `repr` of the values. Without an initial model, the hashed values have
+    no entry for the initial model. Digests therefore equal those of earlier versions, so that training can continue
+    from checkpoints that an earlier version wrote.
 
     Args:
         params: Hyper-parameters of the training run.
@@ -70,21 +71,21 @@ class Session:
         manifest: Manifest of the records.
         device: Device to train on.
         checkpoint_dir: Folder of the checkpoints.
-        unchanged: Future of the verification of the records; checkpoints wait for it.
+        unchanged: Future that is done when the records have been verified. No checkpoint is written before that.
         group: Process group of the hosts.
-        recorder: Record of this session and of earlier sessions.
+        recorder: Recorder of the times of this session and of earlier sessions.
         initial: Model whose weights training starts with, or None for new weights.
 
     Attributes:
         initial: Model whose weights the training started with, or None for new weights.
-        class_weights: Weight of each class in the loss, see `weigh_classes`. Empty if all are equal.
+        class_weights: Weight of each class in the loss, from `weigh_classes`. Empty if all classes weigh the same.
         model: The keras.Model, compiled for `stage`.
         used: Hyper-parameters that training uses and that may differ from `params`; see `used_hyperparameters`.
         progress: Progress of the run.
         steps: Steps of an epoch.
         batch_size: Examples per step, of all replicas together.
         has_stepped: Whether this session's first step has ended.
-        step_times: Distribution of the time of steps, in all sessions on the same devices.
+        step_times: Histogram of step times, over all sessions on the same devices.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class Session:
         self.is_asked_to_end: Callable[[], bool] = lambda: False
 
     def _compile(self, stage: PlannedStage) -> None:
-        """Compile the model for a stage: its trainable layers and a new optimizer."""
+        """Freeze the layers of a training stage, and compile the model with a new optimizer."""
         if stage is not self.stages[0]:  # Random draws must not depend on the step that the session started at.
             keras.utils.set_random_seed((self.params.seed + stage.number) % 2**32)
         self.stage, self.num_trainable = stage, self.freezer.freeze(stage.frozen)
@@ -162,7 +163,7 @@ class Session:
         self._averages = {f"weight/{i:05d}": names[id(variable)] for i, variable in enumerate(averages)}
 
     def enter_stage_of(self, epoch: int) -> None:
-        """Compile the model for the stage of an epoch (from 0), if this is not the current stage."""
+        """Compile the model for the training stage of an epoch (from 0), unless this stage is the current one."""
         if (stage := stage_of(self.stages, epoch)) is not self.stage:
             self._compile(stage)
 
@@ -182,15 +183,14 @@ class Session:
         return float(used["learning_rate"])
 
     def weights(self) -> dict[str, Any]:
-        """Return the variables of the model, by name."""
+        """Return the model's weights, by name. Variables of the optimizer and of metrics are not included."""
         return {name: variable for name, variable in self.variables().items() if name in self._averages}
 
     def select_weights(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Select the weights to validate and save from the values of all variables.
 
-        The names are the same as in `weights`.
-
-        The result is the running averages if `ema_decay` is set, otherwise the weights.
+        If `ema_decay` is set, the running averages of the weights are returned in place of the weights. The result has
+        the names of `weights`.
         """
         return {weight: arrays[average] for weight, average in self._averages.items()}
 
@@ -205,7 +205,7 @@ class Session:
         return min(step * self.batch_size, self.num_examples)
 
     def begin_epoch(self) -> float:
-        """Start the clocks of an epoch. Return the time of `time.monotonic`."""
+        """Start the clocks of an epoch. Return the start time, from `time.monotonic`."""
         self._epoch_begun = self._saved_at = time.monotonic()
         return self._epoch_begun
 
@@ -222,7 +222,10 @@ class Session:
 
         Host 0 decides for all hosts. If another host receives SIGTERM, it informs host 0 and continues until all hosts
         end. If weights are sharded, all hosts save at the same step. Otherwise, only host 0 saves. No checkpoint is due
-        at the last step of an epoch, because a checkpoint is written at the end of the epoch.
+        after the last step of an epoch, because a checkpoint is always written at the end of an epoch.
+
+        Args:
+            step: Number of finished steps of the epoch.
         """
         if step >= self.steps:
             return False
@@ -236,15 +239,14 @@ class Session:
         return self.is_asked_to_end() or self.group.is_asked_to_end()
 
     def save_checkpoint(self, step: int) -> None:
-        """Save a checkpoint within an epoch.
+        """Save a checkpoint within an epoch, after `step` steps.
 
-        If a value is not finite, the last good checkpoint is kept.
-
-        The values are copied from the device immediately. They are checked and written in the background.
+        The values are copied from the device immediately. They are checked and written in the background. If a value is
+        not finite, nothing is written, and the last good checkpoint is kept.
 
         Raises:
             InputError: If a value of the previous checkpoint was not finite.
-            Terminated: If SIGTERM was received, after the checkpoint is written.
+            Terminated: If SIGTERM was received. The checkpoint is written first.
         """
         seconds = self.progress.seconds + time.monotonic() - self._epoch_begun
         waited_seconds = self.progress.waited_seconds + self.stopwatch.waited_seconds
@@ -258,19 +260,19 @@ class Session:
     def _has_checkpoints(self) -> bool:
         """Whether this host reads and writes checkpoints.
 
-        Host 0 does. If weights are sharded, all hosts do.
+        True on host 0. On other hosts, True only if weights are sharded over the hosts.
         """
         return self.is_writer or self.parts is not None
 
     def write(self, arrays: Mapping[str, Array], best: Mapping[str, Array] | None = None, **changes: Any) -> None:
         """Write a checkpoint in the background, if this host writes checkpoints.
 
-        Args:
-            arrays: The state to write.
-            best: Weights of the best epoch if they have changed since the last checkpoint, otherwise None.
-            changes: Fields of `progress` to change.
-
         If weights are sharded, all hosts write their parts first.
+
+        Args:
+            arrays: Values of all variables.
+            best: Weights of the best epoch if they have changed since the last checkpoint, otherwise None.
+            changes: Fields of `progress` that have other values in the checkpoint.
         """
         if not self._has_checkpoints:
             return
@@ -304,7 +306,7 @@ class Session:
             self.parts.clean(checkpoint.manifest_of(self.checkpoint_dir / file) for file in files)
 
     def end_if_asked(self) -> None:
-        """If SIGTERM was received, wait for the checkpoint and raise Terminated."""
+        """On host 0, if any host has received SIGTERM, wait until the checkpoint is written and raise Terminated."""
         if self.is_writer and self._ends():
             self.writer.wait()
             progress.say(
@@ -315,7 +317,11 @@ class Session:
             raise termination.Terminated
 
     def divergence(self, step: int, what: str) -> InputError:
-        """Wait for the last checkpoint. Return the error for a value that is not finite.
+        """Return the error to raise when a value is not finite. Before that, wait until the last checkpoint is written.
+
+        Args:
+            step: Step of the current epoch, from 1.
+            what: Name of the value for the message, for example "the loss".
 
         Raises:
             InputError: If a value of the last checkpoint was not finite.
@@ -338,10 +344,14 @@ class Session:
         )
 
     def restore(self, replay: Callable[[Mapping[str, float]], None]) -> bool:
-        """Resume from the checkpoint of this run if host 0 has one. Return whether the session was resumed.
+        """Resume from the checkpoint of this run if host 0 has one. Return True if the session was resumed.
 
-        `replay` is called with the history entry of each finished epoch, before any variable is restored. If weights
-        are sharded, each host reads the parts of its devices. Otherwise, host 0 sends the arrays to all hosts.
+        If weights are sharded, each host reads the parts of its devices. Otherwise, host 0 sends the arrays to all
+        hosts.
+
+        Args:
+            replay: Function that is called with the history entry of each finished epoch, before any variable is
+                restored.
         """
         if self.parts is not None:
             self.parts.check_folder()
@@ -374,26 +384,28 @@ class Session:
         return True
 
     def restore_metrics(self) -> None:
-        """Restore the running metrics of a checkpoint within an epoch.
+        """Restore the running metrics if the session has resumed within an epoch. Later calls do nothing.
 
-        The start of an epoch has reset the running metrics.
+        This is called after the start of an epoch, which resets the running metrics.
         """
         if self._running_metrics:
             checkpoint.restore({name: self.variables()[name] for name in self._running_metrics}, self._running_metrics)
             self._running_metrics = {}
 
     def _change_batch_size(self, now: TrainingProgress) -> None:
-        """Convert the step to the batch size of this session, so that the same share of the epoch remains.
+        """Convert the checkpoint's step to the batch size of this session, so that the same share of the epoch remains.
 
-        A checkpoint does not record which examples the epoch has already used. So after the change, this epoch may use
-        some examples twice and others not at all.
+        A checkpoint does not record which examples the epoch has already used. After the change, this epoch may
+        therefore use some examples twice and others not at all.
         """
         now.step = now.step * now.batch_size // self.batch_size
         now.batch_size = self.batch_size
         # Schedules depend on the optimizer's steps, and the number of steps per epoch has changed.
         epochs = now.epoch - self.stage.first_epoch
         self.model.optimizer._iterations.assign(epochs * self.steps + now.step)
-        progress.say(STEP, f"the checkpoint has another number of replicas; the batch size is now {self.batch_size}")
+        progress.say(
+            STEP, f"the checkpoint was saved with another number of replicas; the batch size is now {self.batch_size}"
+        )
 
     def _load(self) -> dict[str, Array] | None:
         """Load the checkpoint and set `progress`. Return the arrays, or None if the run has no checkpoint."""

@@ -1,6 +1,7 @@
-"""Distribution of the time of steps, as counts in narrow ranges of time.
+"""Histogram of step times, with bins that are 1% wide.
 
-The counts are saved with each checkpoint, so steps that are lost in a kill and repeated count once.
+The counts are saved with each checkpoint. If a killed session loses steps, and a later session repeats them, each of
+these steps is counted only once.
 """
 
 import bisect
@@ -14,16 +15,17 @@ _RATIO = math.log(1.01)
 
 
 class StepTimes:
-    """Counts the steps of a session by their time.
+    """A histogram of step times: number of steps in each range of times.
 
-    Steps that run as one block count with their mean, because the host sees only the end of a block.
+    If several steps run as one block, each of them is counted with the block's mean step time, because the host sees
+    only the end of a block.
 
     Args:
-        clock: Function that returns the time, in seconds.
+        clock: Function that returns the current time, in seconds.
 
     Attributes:
-        is_counting: Whether steps are counted. Steps of training stages with more frozen layers are not, because
-            preflight compiles the stage with the most trainable parameters.
+        is_counting: Whether steps are counted. The caller clears it in training stages that do not have the most
+            trainable parameters, because preflight predicts only the stage with the most trainable parameters.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,20 +37,20 @@ class StepTimes:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Copy of the counts by range, in a form for JSON."""
+        """Number of steps by bin, as a copy. The keys are strings, so that the mapping can be saved as JSON."""
         return dict(self._counts)
 
     def resume(self, counts: Mapping[str, int]) -> None:
-        """Continue counting from the counts that a checkpoint contains."""
+        """Replace the counts by counts from a checkpoint, and continue to count from them."""
         self._counts = dict(counts)
 
     def start(self, step: int) -> None:
-        """Begin to count after a step. Time before this moment counts for no step."""
+        """Start the clock after `step`. Time before this call is not part of any step's time."""
         self._step = step
         self._since = self._clock()
 
     def reach(self, step: int) -> None:
-        """Count the steps since the last call of `start` or `reach`, of which the last one has just ended."""
+        """Count the steps from the last call of `start` or `reach` up to `step`, which has just ended."""
         num_steps = step - self._step
         if num_steps <= 0:
             return
@@ -62,11 +64,11 @@ class StepTimes:
 
 
 def quantiles_ms(counts: Mapping[str, int], shares: Sequence[float]) -> list[float]:
-    """Return quantiles of the time of a step, in milliseconds.
+    """Return quantiles of the step time, in milliseconds, in the order of `shares`.
 
     Args:
-        counts: Counts of `StepTimes`, with at least one step.
-        shares: Share of the steps that take at most as long as each quantile, from 0 to 1.
+        counts: `StepTimes.counts`, with at least one step.
+        shares: Probability of each quantile, from 0 to 1. For example, 0.5 is the median.
 
     Example:
         >>> times = StepTimes(clock=iter([0.0, 0.010, 0.030]).__next__)

@@ -1,4 +1,4 @@
-"""Trains a model: resumes or starts, runs epochs, validates, stops early, and writes the model's folder."""
+"""Trains a model: starts or resumes a run, runs and validates epochs, stops early, and writes the model's folder."""
 
 import dataclasses
 import functools
@@ -65,9 +65,10 @@ _LOG_DIR = "AIP_TENSORBOARD_LOG_DIR"  # Set by Vertex for a job: custom_job.prot
 
 
 def default_checkpoint_dir(output: Path) -> Path:
-    """Return the folder of checkpoints.
+    """Return the default folder for checkpoints of a model that is written to `output`.
 
-    It is AIP_CHECKPOINT_DIR, which Vertex AI sets, otherwise a folder next to `output`.
+    If the environment variable AIP_CHECKPOINT_DIR is set, as on Vertex AI, the result is the mounted folder of the URI
+    in this variable. Otherwise, it is the folder `OUTPUT-checkpoints` next to `output`.
     """
     uri = os.environ.get("AIP_CHECKPOINT_DIR", "")
     return storage.mounted(uri) if uri else output.parent / f"{output.name}-checkpoints"
@@ -83,19 +84,21 @@ def train_model(
     """Train a Keras model on the training split of a data set.
 
     If there is a checkpoint of the same training run, training continues from it. Otherwise, it starts from the
-    beginning. If several hosts train together, only host 0 writes, and all hosts return its result.
+    beginning. If several hosts train together, only host 0 writes the model. Every host returns a result.
 
     Args:
         params: Hyper-parameters of the training.
         records_dir: Folder that create_tfrecords wrote.
         output: Folder of the model, written atomically: best and last weights, history and TensorBoard logs.
-        checkpoint_dir: Folder in which checkpoints are kept between sessions. None means
+        checkpoint_dir: Folder for checkpoints, from which a restarted run continues. None means
             `default_checkpoint_dir(output)`.
-        hosts: Hosts that train together, with the index of this host. With None, they are read from the environment.
+        hosts: Hosts that train together, with the index of this host. With None, they are read from environment
+            variables.
 
     Raises:
         InputError: If parameters, data and device do not match, or training diverges. The last good checkpoint is kept.
-        Terminated: If the platform ends a host, or a host is lost. The next start continues from the checkpoint.
+        Terminated: If the platform stops a host with SIGTERM, or a host is lost. The next start continues from the
+            checkpoint.
     """
     records_dir = Location(records_dir).as_path()
     output = Location(output).as_path()
@@ -140,7 +143,10 @@ def train_model(
 
 
 def _in_background(work: Callable[[], None]) -> "Future[None]":
-    """Run a function in a daemon thread. The process does not wait for it when it exits."""
+    """Run a function in a daemon thread, and return a future of its outcome.
+
+    When the process exits, it does not wait for the thread.
+    """
     outcome: Future[None] = Future()
 
     def run() -> None:
@@ -155,7 +161,7 @@ def _in_background(work: Callable[[], None]) -> "Future[None]":
 
 
 class _Training:
-    """Epochs of a session: the loop, validation, curves for TensorBoard, and the model's folder."""
+    """Runs the epochs of a session: trains, validates, writes curves for TensorBoard, and saves the model's folder."""
 
     def __init__(self, session: Session, records_dir: Path) -> None:
         params, manifest = session.params, session.manifest
@@ -184,9 +190,9 @@ class _Training:
 
     @property
     def _known(self) -> dict[str, int]:
-        """Metrics in the history of every epoch, by name.
+        """Metrics that the history has for each epoch, as {name: direction}.
 
-        The value is 1 if higher is better, -1 if lower is better, and 0 if unknown.
+        The direction is 1 if higher is better, -1 if lower is better, and 0 if the direction is unknown.
         """
         manifest = self._session.manifest
         task = manifest.interface.task
@@ -208,7 +214,7 @@ class _Training:
         return name, known[name]
 
     def run(self) -> None:
-        """Train until the end, from the checkpoint or from the start."""
+        """Train until the end of the run. Continue from the checkpoint if there is one."""
         session = self._session
         if self._validation is None and session.params.monitor == AUTO:
             progress.say(
@@ -262,7 +268,11 @@ class _Training:
             session.end_if_asked()
 
     def _call_callbacks(self, entry: Mapping[str, float]) -> None:
-        """Call the callbacks at the end of an epoch, with metrics under both Keras's names and the history's names."""
+        """Call the model's callbacks at the end of an epoch, with the metrics in `entry`, an entry of the history.
+
+        Validation metrics are passed under two names: the name in the history, such as `validation_loss`, and Keras's
+        name, such as `val_loss`.
+        """
         logs = {re.sub("^validation_", "val_", name): value for name, value in entry.items()} | {**entry}
         for callback in self._callbacks:
             callback.on_epoch_end(int(entry["epoch"]) - 1, dict(logs))
@@ -279,12 +289,12 @@ class _Training:
             )
 
     def _end_epoch(self, logs: dict[str, float], seconds: float, num_examples: int) -> None:
-        """Validate, compare the epoch with the best epoch so far, and write checkpoint and curves.
+        """Validate, compare the epoch with the best epoch so far, and write the checkpoint and the curves.
 
         Args:
             logs: Metrics of the epoch.
             seconds: Time that this session spent on the epoch.
-            num_examples: Number of examples of the epoch on which this session trained.
+            num_examples: Number of examples on which this session trained in this epoch.
         """
         session = self._session
         stopwatch = session.stopwatch
@@ -353,7 +363,10 @@ class _Training:
                 storage.write_bytes(self._published / path.relative_to(self._tensorboard_dir), path.read_bytes())
 
     def _losses(self, logs: Mapping[str, float]) -> dict[str, float]:
-        """Return `loss`, the mean per example without regularization, and `penalty`, the regularization loss."""
+        """Return the losses of an epoch: `loss`, the mean loss per example, and `penalty`, the regularization loss.
+
+        `loss` does not include `penalty`. Without regularization, there is no `penalty`.
+        """
         session = self._session
         # Keras divides the loss by the size of full batches, though padding has weight zero.
         full = session.steps * session.batch_size / self._counted_examples
@@ -401,7 +414,12 @@ class _Training:
         )
 
     def save(self, output: Path, result: TrainResult) -> None:
-        """Write the model's folder atomically."""
+        """Write the folder of the trained model atomically.
+
+        Args:
+            output: Folder to write.
+            result: Result of the training run.
+        """
         session = self._session
         manifest = session.manifest
         initial = session.initial
@@ -410,8 +428,8 @@ class _Training:
         if result.sessions > 1:
             progress.say(
                 STEP,
-                f"goodput {result.goodput:.0%}: share of the time of {result.sessions} sessions that contributed "
-                "to the result",
+                f"goodput {result.goodput:.0%}: share of the time of {result.sessions} sessions that was spent on "
+                "steps that are part of the result",
             )
         session.freezer.freeze(())  # Restore the trainable layers of the built model.
         with storage.staged_directory(output) as staged:
@@ -469,6 +487,9 @@ def _in_words(judged_by: str) -> str:
 
 def describe_time(time: Mapping[str, float]) -> str:
     """Format the shares of the training time for the log.
+
+    Args:
+        time: Seconds by what the host waited for, from `TrainResult.time`.
 
     Example:
         >>> describe_time({"compute": 9.0, "input": 0.5, "checkpoint": 0.0, "host": 0.5})

@@ -1,7 +1,4 @@
-"""Validates a model after each epoch.
-
-It reads the validation split, predicts on all devices, and computes metrics.
-"""
+"""Validates a model after each epoch: reads the validation split, predicts on all devices, and computes metrics."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -28,7 +25,7 @@ PART_BYTES = 256 << 20  # Bytes of inputs, or of predictions, in memory at a tim
 class ValidationSplit:
     """A host's share of the validation split.
 
-    It is held in RAM if it is small enough, otherwise it is read again in every epoch.
+    The share is held in RAM if it is small enough. Otherwise, it is read again in every epoch.
 
     Args:
         directory: Folder of the records.
@@ -38,8 +35,8 @@ class ValidationSplit:
         share: This host's share of the examples and of each batch.
 
     Attributes:
-        most: Largest number of examples that a host has.
-        held: Examples of this host, or None if they are not held in RAM.
+        most: Largest number of examples in the share of any host.
+        held: Examples in this host's share, or None if they are not held in RAM.
     """
 
     def __init__(
@@ -59,7 +56,7 @@ class ValidationSplit:
 
     @property
     def held_bytes(self) -> int:
-        """Decoded size of the split in bytes, of all hosts together, or 0 if it is not held in RAM."""
+        """Decoded size of the whole split (of all hosts), in bytes, or 0 if the split is not held in RAM."""
         return records.decoded_bytes(self._manifest, VALIDATION) if self.held is not None else 0
 
     def parts(self) -> Iterator[tuple[range, Examples]]:
@@ -108,16 +105,30 @@ class ShardedPredictor:
         self._predict = jax.jit(self._predict_batch, out_shardings=whole)
 
     def hold(self, inputs: np.ndarray, most: int) -> None:
-        """Keep this host's inputs in device memory, padded to `most`, the largest number of inputs of a host."""
+        """Keep this host's inputs in device memory. All hosts pad their inputs to the same number of batches.
+
+        Args:
+            inputs: Inputs of this host.
+            most: Largest number of inputs that any host has.
+        """
         self._held = put_part(self._cut(inputs, -(-most // self._own_batch)), self._mesh, 1)
 
     def _cut(self, inputs: np.ndarray, count: int) -> np.ndarray:
-        """Return dtype[count, own_batch, size]: flattened batches, padded with repeated inputs."""
+        """Return `count` batches of flattened inputs: dtype[count, own_batch, size].
+
+        If there are fewer inputs, they are repeated as padding.
+        """
         filled = np.resize(inputs, (count * self._own_batch, *self._batch_shape[1:]))
         return filled.reshape(count, self._own_batch, -1)
 
     def _predict_batch(self, values: Any, inputs: Any, number: Any) -> Any:
-        """Return the model's outputs for a batch. `values` are the values of all variables, frozen or not."""
+        """Return the model's outputs for one of several batches.
+
+        Args:
+            values: Values of all variables of the model, frozen or not.
+            inputs: Batches of flattened inputs.
+            number: Index of the batch.
+        """
         batch = jax.lax.dynamic_index_in_dim(inputs, number, keepdims=False).reshape(self._batch_shape)
         with keras.StatelessScope(state_mapping=list(zip(self._model.variables, values, strict=True))):
             return self._model(batch, training=False)

@@ -97,7 +97,7 @@ class Run(Displayed):
         return as_text(self.facts)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return `history()`."""
+        """Return the training history as `history` does: one mapping per epoch."""
         return self.history()
 
     @property
@@ -131,7 +131,7 @@ class Run(Displayed):
         return self.path / "evaluation" / REPORT_FILE
 
     def history(self) -> list[dict[str, Any]]:
-        """Return a mapping for each epoch: losses, metrics, learning rate, seconds."""
+        """Return the training history: for each epoch, a mapping of losses, metrics, learning rate and seconds."""
         return list(map(dict, load_history(self.path / "model")))
 
     def plot(self) -> Page:
@@ -153,7 +153,7 @@ class Run(Displayed):
         """Export the model, even if the gate has rejected it, and return the export's folder.
 
         Args:
-            settings: Settings of section `export`; they override those of the run.
+            settings: Settings of the configuration section `export`. They override the settings of the run.
         """
         overrides = _overrides("export", settings)
         output = self.path / EXPORT_DIR
@@ -161,7 +161,9 @@ class Run(Displayed):
         return output
 
     def predict(self, *inputs: Place | np.ndarray, top: int = 3) -> list[ExamplePrediction]:
-        """Return predictions of the exported model; the arguments are those of `tpu_pipelines.predict`.
+        """Return predictions of the run's exported model.
+
+        `inputs` and `top` have the same meaning as in `tpu_pipelines.predict`.
 
         Raises:
             InputError: If the run has exported no model, for example because the gate has rejected it.
@@ -191,7 +193,7 @@ class Checks(Displayed):
 
     @property
     def is_sound(self) -> bool:
-        """Whether no finding is an error, which would stop a run."""
+        """Whether a run can start: no finding is an error."""
         return not errors_in(self.findings)
 
     def __str__(self) -> str:
@@ -209,13 +211,13 @@ def _overrides(section: str, settings: Mapping[str, Any]) -> list[str]:
 @in_turn
 @storage.naming_faults()
 def look(data: Any, kind: str = "", **settings: Any) -> DataOverview:
-    """Inspect data: number of examples, classes, sizes and damaged files.
+    """Inspect data, and return the number of examples, classes, sizes and damaged files.
 
     Args:
-        data: A folder, a file, or a source, for example `images:DIR`; or arrays, as `train` takes them.
+        data: A folder, a file, a source, for example `images:DIR`, or arrays in any form that `train` accepts.
         kind: Kind of the data: `images`, `csv`, `texts`, `arrays` or `corpus`. Only needed if the kind cannot be
             detected from the files.
-        settings: Settings of section `data`.
+        settings: Settings of the configuration section `data`.
 
     Returns:
         An overview of the data, which prints as text.
@@ -241,18 +243,19 @@ def train(
     force: bool = False,
     **sections: Any,
 ) -> Run:
-    """Train, evaluate, export and register a model on this machine; unchanged steps are taken from earlier runs.
+    """Train, evaluate, export and register a model on this machine. Unchanged steps of earlier runs are reused.
 
     Args:
-        model: A keras.Model, whose weights the training starts with; or a ready model's name, or a model's file.
-        data: Arrays `(x, y)`, or `((x, y), (x_validation, y_validation))`; a mapping of arrays with keys like
-            `x_train`; a folder, file or source; or the section `data`.
-        name: Name of the run; by default the model's.
+        model: A keras.Model, whose current weights are the initial weights; the name of a ready model; or the path of a
+            model file.
+        data: Arrays `(x, y)`, or `((x, y), (x_validation, y_validation))`; a mapping of arrays with keys such as
+            `x_train`; a folder, file or source; or a mapping with the settings of the configuration section `data`.
+        name: Name of the run. The default is the name of the model.
         workspace: Folder for runs.
-        force: Run every step, also those that are unchanged.
+        force: Run every step, including unchanged steps.
         sections: Other sections of a configuration, for example `training={"epochs": 3}`. The settings of all sections
-            are listed at the end of `help(tpu_pipelines.train)`. For tuples of arrays, the default batch size grows
-            with the number of training examples, from 8 to 128 (from 2,560 examples on).
+            are listed at the end of `help(tpu_pipelines.train)`. If `data` is a tuple of arrays, the default batch size
+            grows with the number of training examples, from 8 to 128 (for 2,560 examples or more).
 
     Returns:
         The run, even if the gate has rejected its model.
@@ -268,13 +271,16 @@ def train(
 def training_config(
     model: Any, data: Any, folder: Path, name: str = "", sections: Mapping[str, Any] = {}
 ) -> dict[str, Any]:
-    """Return the configuration that `train` runs. Models and arrays are saved in `folder`, named by their content.
+    """Return the configuration that `train` runs. Models and arrays are saved as files in `folder`.
+
+    The name of each file contains a hash of its content.
 
     Args:
-        model: Model as `train` takes it.
-        data: Data as `train` takes them; for `(x, y)` the default batch size follows from the number of examples.
-        folder: Folder for models and arrays; created if missing.
-        name: Name of the run; by default the model's.
+        model: Model in any form that `train` accepts.
+        data: Data in any form that `train` accepts. For a tuple of arrays, the default batch size depends on the number
+            of training examples.
+        folder: Folder for models and arrays. It is created if it is missing.
+        name: Name of the run. The default is the name of the model.
         sections: Other sections of the configuration.
 
     Raises:
@@ -300,13 +306,13 @@ def run(
     workspace: Place = _WORKSPACE,
     force: bool = False,
 ) -> Run:
-    """Run the whole pipeline on this machine; unchanged steps are taken from earlier runs.
+    """Run the whole pipeline on this machine. Unchanged steps of earlier runs are reused.
 
     Args:
-        config: A ready example's name, a YAML file, or a mapping of sections.
-        overrides: `section.key=value` each.
+        config: The name of a ready example, a YAML file, or a mapping of sections.
+        overrides: Changed settings, each in the form `section.key=value`.
         workspace: Folder for runs.
-        force: Run every step, also those that are unchanged.
+        force: Run every step, including unchanged steps.
 
     Raises:
         InputError: If the configuration or the data cannot be used.
@@ -326,16 +332,16 @@ def load_run(path: Place) -> Run:
     """Load a finished run from its folder.
 
     Raises:
-        InputError: If the folder holds no run.
+        InputError: If the folder does not contain a run.
     """
     return Run(Path(path), Summary.load(Path(path)))
 
 
 def compare(*runs: Place | Run) -> comparison.RunComparison:
-    """Compare runs: metrics, speed, sizes, and the differences of their configurations.
+    """Compare runs: metrics, speed, sizes, and the differences between their configurations.
 
     Args:
-        runs: Runs, or their folders.
+        runs: Runs, or folders of runs.
 
     Raises:
         InputError: If an argument is not a run, or all arguments are the same run.
@@ -346,7 +352,9 @@ def compare(*runs: Place | Run) -> comparison.RunComparison:
 @in_turn
 @storage.naming_faults()
 def check(config: Place | Mapping[str, Any], overrides: Sequence[str] = (), *, workspace: Place = _WORKSPACE) -> Checks:
-    """Find in seconds what would stop a run or bias its result; takes the arguments of `run`.
+    """Check a configuration within seconds for problems that would stop a run or bias its result.
+
+    `config`, `overrides` and `workspace` have the same meaning as in `run`.
 
     Raises:
         InputError: If the configuration cannot be read, or a key or value is wrong.
@@ -365,7 +373,7 @@ class Preflight(Displayed, PreflightReport, name=PREFLIGHT_FILE, what="a preflig
         return report.as_text(self)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the findings for each machine; `layers` is the number of layers."""
+        """Return a mapping of findings for each machine. Its value of `layers` is the number of layers."""
         return [{**machine.as_dict(), "layers": len(machine.layers)} for machine in self.machines]
 
 
@@ -377,12 +385,12 @@ def preflight(
     overrides: Sequence[str] = (),
     workspace: Place = _WORKSPACE,
 ) -> Preflight:
-    """Compile the training step for TPUs without having one, and estimate memory, time and price.
+    """Compile the training step for TPUs on a machine without a TPU, and estimate its memory, time and price.
 
     Args:
-        config: Configuration, as for `run`.
-        machines: Short names of machines, for example v5e-4; by default those of the configuration.
-        overrides: Overrides, as for `run`.
+        config: Configuration in any form that `run` accepts.
+        machines: Names of machines, for example v5e-4. The default is the machines of the configuration.
+        overrides: Changed settings, each in the form `section.key=value`.
         workspace: Folder for the report.
 
     Raises:
@@ -404,13 +412,13 @@ def predict(
 
     Args:
         model: Folder of an export or a run, or a registered model: `NAME`, `NAME@ALIAS` or `NAME@0001`.
-        inputs: Files, folders or texts, as the command `predict` takes them; or arrays of images, uint8[N, height,
-            width, channels].
+        inputs: Files, folders or texts, as for the command `predict`, or arrays of images, uint8[N, height, width,
+            channels].
         top: Number of most probable classes to return for each input.
         workspace: Folder for runs, with the registry.
 
     Raises:
-        InputError: If there is no such model, or an input cannot be read.
+        InputError: If the model does not exist, or an input cannot be read.
     """
     with tempfile.TemporaryDirectory(prefix="predict-") as scratch:
         export_dir = fetch_folder(find_export(str(model), Location(workspace).as_path()), Path(scratch))
@@ -419,11 +427,11 @@ def predict(
 
 
 def input_paths(inputs: Sequence[Any], folder: Path) -> Iterator[str]:
-    """Yield the files, folders or texts that `predict` answers. Arrays are saved in `folder`, as .npy.
+    """Yield the inputs of `predict` as paths or texts. Arrays are saved as .npy files in `folder`.
 
     Args:
         inputs: Paths or texts, lists of them, or arrays of images, uint8[N, height, width, channels].
-        folder: Folder for the arrays; it exists.
+        folder: Existing folder for the arrays.
     """
     for i, item in enumerate(inputs):
         if isinstance(item, str | Path):
@@ -457,10 +465,13 @@ def _as_array(values: Any) -> np.ndarray:
 
 
 def model_value(model: Any, folder: Path) -> Any:
-    """Return the value of `model` in a configuration. A model object is saved in `folder`, named by its content.
+    """Return the value of `model` in a configuration. A model object is saved in `folder`.
+
+    The name of the saved file contains a hash of the model.
 
     Raises:
-        InputError: If it is neither a model nor the name of one, or a model whose shapes are not known.
+        InputError: If `model` is neither a Keras model nor a name, path or mapping, or if the shapes of a Keras model
+            are unknown.
     """
     if isinstance(model, str | Path | Mapping):
         return str(model) if isinstance(model, Path) else model
@@ -486,14 +497,16 @@ def model_value(model: Any, folder: Path) -> Any:
 
 
 def data_section(data: Any, folder: Path) -> Any:
-    """Return section `data` of a configuration. Arrays are saved in `folder`, named by their content.
+    """Return the section `data` of a configuration. Arrays are saved as one file in `folder`.
+
+    The name of the file contains a hash of the arrays.
 
     Args:
-        data: Data as `train` takes them.
-        folder: Folder for the arrays; created if missing.
+        data: Data in any form that `train` accepts.
+        folder: Folder for the arrays. It is created if it is missing.
 
     Raises:
-        InputError: If the data have another type, or their lists differ in length.
+        InputError: If `train` does not accept data of this type or form.
     """
     if isinstance(data, str | Path):
         return {"source": source_of(str(data))}
@@ -512,7 +525,7 @@ def data_section(data: Any, folder: Path) -> Any:
 
 
 def _by_name(arrays: Sequence[Any]) -> dict[str, np.ndarray]:
-    """Return the arrays of (x, y) as `x` and `y`, those of ((x, y), (x, y)) as `x_train`, …, `y_validation`."""
+    """Return arrays by name: `x` and `y` for (x, y), and `x_train`, …, `y_validation` for ((x, y), (x, y))."""
     is_split = all(isinstance(pair, tuple) for pair in arrays)
     pairs = dict(zip(("_train", "_validation"), arrays, strict=False)) if is_split else {"": arrays}
     if len(arrays) != 2 or any(len(pair) != 2 for pair in pairs.values()):

@@ -1,4 +1,4 @@
-"""KFP components on machines with a TPU or GPUs, for pipelines other than the training pipeline."""
+"""The function `on_machine`, which runs a KFP component of any pipeline on a machine with a TPU or GPUs."""
 
 import dataclasses
 import difflib
@@ -25,7 +25,7 @@ from tpu_pipelines.platforms.jobs import PlacedStep, Placement
 from tpu_pipelines.platforms.platform import HERE, PLATFORMS, Platform, capitalized, check_settings, default_platform
 from tpu_pipelines.platforms.resources import STEP_CPU, STEP_GIB
 
-# Module of the component whose program runs on each host of a slice and finds the others, and that keeps checkpoints.
+# Module of the only component that supports several hosts and keeps checkpoints.
 _TRAINING = "tpu_components.train_model.component"
 _NOT_SUBMITTED = "It is for submitting a pipeline, which on_machine does not do. Remove it."
 # Where an option may be written.
@@ -67,50 +67,56 @@ def on_machine(
 
     On Vertex AI, the step becomes a custom job that Google's launcher starts. On Kubeflow, its pod requests the devices
     and selects the nodes. The component keeps its inputs, outputs, code, image and environment variables. Call the
-    result in a pipeline as you call the component. On Vertex AI it has more inputs, for example `job_timeout`.
+    result in a pipeline as you call the component. On Vertex AI, the result has additional inputs, such as
+    `job_timeout`.
 
     Options that you set on the task of a custom job, such as `set_env_variable` or `set_memory_limit`, apply to the
     launcher, not to the job. Use `environment` here, and a larger machine.
 
     Args:
-        component: A component of one container: of this package, your own or anybody's. It is not changed. On a machine
-            of several hosts, only `train_model` is supported: each host runs the container, and the program must find
-            the others.
+        component: A component that runs one container: of this package, your own or from a third party. The object is
+            not changed. On a machine with several hosts, only `train_model` is supported, because each host runs the
+            container, and the program must find the other hosts.
         machine: Name of a machine, for example `v5e-4` or `l4-1`; a mapping with `name` and other fields of the section
             `machine` of a configuration, for example `{"name": "v5e-4", "spot": True, "timeout_seconds": 7200}`; or a
             `MachineSpec`. `tpu-pipelines machines` lists the names. Without `timeout_seconds`, the step is stopped
             after a day.
-        platform: `vertex` (default), `kubeflow`, or `local`, which returns the component as it is, for tests with
+        platform: `vertex` (default), `kubeflow`, or `local`, which returns the component unchanged, for tests with
             kfp.local.
-        settings: Project, region, bucket, service account, network, labels and others: a `Settings`, or a mapping of
-            its fields, which replace those of the environment variables `TPU_PIPELINES_…`. Without it, the variables
-            alone count.
-        project: Google Cloud project of the job on Vertex AI. Default: that of the settings; without any, the
+        settings: Project, region, bucket, service account, network, labels and other settings: a `Settings`, or a
+            mapping of its fields, which override the environment variables `TPU_PIPELINES_…`. The default is the
+            settings in the environment variables.
+        project: Google Cloud project of the job on Vertex AI. The default is the project in the settings, otherwise the
             pipeline's project.
-        region: Region of the machine on Vertex AI. Default: that of the settings; without any, the pipeline's region.
-        bucket: Bucket for the checkpoints of `train_model` on Vertex AI. Default: that of the settings; without any,
-            the pipeline's root.
-        service_account: Service account of the job on Vertex AI. Default: that of the settings; without any, that of
-            the pipeline's job. On Kubeflow, it is that of the run.
+        region: Region of the machine on Vertex AI. The default is the region in the settings, otherwise the pipeline's
+            region.
+        bucket: Bucket for the checkpoints of `train_model` on Vertex AI. The default is the bucket in the settings,
+            otherwise the pipeline's root.
+        service_account: Service account of the job on Vertex AI. The default is the service account in the settings,
+            otherwise that of the pipeline's job. On Kubeflow, the step always uses the service account of the run.
         environment: Environment variables of the step, in addition to those of the component and the settings.
-        retries: How often the step is started again when it fails. Default: on Kubeflow 5 for a spot machine or several
-            hosts, else 0; on Vertex AI 0, since the service itself replaces lost machines.
-        cpu: CPUs that the pod requests on Kubeflow; 0 means 3. Not on Vertex AI, where the step has the whole machine.
-        memory: Memory that the pod requests on Kubeflow, for example `64Gi`; empty means 12Gi. Not on Vertex AI.
-        misplaced: Not used. An option that belongs to the machine or the settings raises an error that says so.
+        retries: Number of times that a failed step is started again. The default on Kubeflow is 5 for a spot machine or
+            several hosts, otherwise 0. The default on Vertex AI is 0, because the service itself replaces lost
+            machines.
+        cpu: Number of CPUs that the pod requests on Kubeflow; 0 means 3. Not supported on Vertex AI, where the step
+            uses the whole machine.
+        memory: Memory that the pod requests on Kubeflow, for example `64Gi`; empty means 12Gi. Not supported on Vertex
+            AI.
+        misplaced: Other arguments are not supported. For an option of the machine or the settings, the error says where
+            to write it.
 
     Returns:
-        A `WrappedComponent`, which takes the component's inputs by name, inside a pipeline, and returns the task. Of a
-        component of this package with the input `accelerator`, `auto` becomes the accelerator of the machine.
+        A `WrappedComponent`. Call it in a pipeline with the component's inputs by name, and it returns the task. If a
+        component of this package has the input `accelerator`, the value `auto` becomes the machine's accelerator.
 
     Raises:
-        InputError: If this is not a component, or is on a machine already; if the platform does not offer the machine
-            or does not use an option; if the machine has several hosts and the component is not made for that; or if
-            the platform cannot pull the component's image.
+        InputError: If `component` is not a component or already has a machine; if the platform does not offer the
+            machine or does not support an option; if the machine has several hosts and the component does not support
+            them; or if the platform cannot pull the component's image.
 
     Warns:
-        PipelineWarning: If a spot machine on Kubeflow has no place for checkpoints; when you call the result, if the
-            step would use only the CPU of its machine.
+        PipelineWarning: If a step on a spot machine on Kubeflow has no volume for checkpoints, or if a step would use
+            only the CPU of its machine. The second warning may also come when you call the result.
 
     Example:
         ```python
@@ -189,7 +195,16 @@ def on_machine(
 
 
 def _warn_of_restart(component: Any, warning: str, environment: Mapping[str, str] | None) -> None:
-    """Warn that a step starts from scratch, unless a variable of a foreign component names a place in a bucket."""
+    """Warn that a step starts from scratch after it has lost its machine.
+
+    A foreign component is not warned about if one of its environment variables names a location in an object store.
+
+    Args:
+        component: Component of the step.
+        warning: Warning of the platform, without the final period.
+        environment: Environment variables that the step gets in addition to those of a foreign component; None for a
+            component of this package.
+    """
     advice = "."
     if environment is not None:
         variables = {**(component.component_spec.implementation.container.env or {}), **environment}
@@ -202,7 +217,7 @@ def _warn_of_restart(component: Any, warning: str, environment: Mapping[str, str
 
 
 def _with_checks(step: PlacedStep, component: StepComponent) -> PlacedStep:
-    """Return a step that checks its inputs as the component does; a custom job has more inputs."""
+    """Return a step with the component's checks of its inputs. Additional inputs of a custom job are allowed."""
     spec: Any = getattr(step, "component_spec", component.component_spec)
     others = spec.inputs or {}
     return functools.update_wrapper(lambda **inputs: step(**component.checked(inputs, others)), step)
@@ -229,7 +244,7 @@ def _with_accelerator(step: PlacedStep, component: Any, machine: MachineSpec) ->
 
 
 def _warn_of_idle_devices(component: Any, machine: MachineSpec, advice: str, stack: int) -> None:
-    """Warn that a step pays for devices that it does not use; `stack` calls above this one is the user's line."""
+    """Warn that a step does not use the devices of its machine. `stack` is the `stacklevel` of the warning."""
     warnings.warn(
         f"{called(component)} uses only the CPU of {machine.name}, but you pay for its devices. {advice}",
         PipelineWarning,
@@ -238,7 +253,7 @@ def _warn_of_idle_devices(component: Any, machine: MachineSpec, advice: str, sta
 
 
 def _warn_of_packages(component: Any, machine: MachineSpec) -> None:
-    """Warn of a component that installs JAX for other devices than those of the machine, and would use its CPU."""
+    """Warn if a component would use only the CPU, because it installs JAX for devices that its machine lacks."""
     container = component.component_spec.implementation.container
     installed = re.search(r"'(jax(?:\[([\w,]+)\])?)(?![\w-])[^']*'", " ".join(map(str, container.command or [])))
     extra = {TPU: "tpu", GPU: "cuda12"}[machine.slice.generation.accelerator]
@@ -284,17 +299,17 @@ def _place(name: str, received_in: str) -> str:
 
 
 def _meant(name: str) -> str:
-    """Return " Did you mean …?" and where that option belongs, for a name that no option has."""
+    """Return " Did you mean …?" for a misspelt option, and where the option belongs; empty if no name is similar."""
     options = {*inspect.signature(on_machine).parameters, *fields_of(MachineSpec), *_OWN_SETTINGS}
     near = difflib.get_close_matches(name, sorted(options), n=1)
     return f" Did you mean {near[0]!r}?{_place(near[0], '')}" if near else ""
 
 
 def _check_places(options: Any, received_in: str) -> None:
-    """Check that a mapping has no option that belongs elsewhere.
+    """Check that a mapping has no option that belongs elsewhere. Other types of values are not checked.
 
     Raises:
-        InputError: If it has.
+        InputError: If an option belongs elsewhere. The message says where.
     """
     for name in options if isinstance(options, Mapping) else ():
         if place := _place(name, received_in):
@@ -302,10 +317,10 @@ def _check_places(options: Any, received_in: str) -> None:
 
 
 def _check_region(region: str, machine: MachineSpec) -> None:
-    """Check that the argument and the machine name the same region.
+    """Check that the argument `region` and the machine do not name different regions.
 
     Raises:
-        InputError: If they do not.
+        InputError: If they name different regions.
     """
     if region and machine.region and machine.region != region:
         raise InputError(
@@ -314,10 +329,11 @@ def _check_region(region: str, machine: MachineSpec) -> None:
 
 
 def _check_options(platform: Platform, options: Mapping[str, Any]) -> None:
-    """Check that the platform uses all options.
+    """Check that the platform supports all options.
 
     Raises:
-        InputError: If it does not; the message names each of these options, and says what to do instead.
+        InputError: If the platform does not support some options. The message names each of them, and says what to do
+            instead.
     """
     mistakes = Mistakes()
     for name, advice in {**_USED_NOWHERE, **platform.unused_options}.items():
@@ -340,7 +356,7 @@ def _platform(name: str) -> Platform:
 def _settings(
     settings: Settings | Mapping[str, Any] | None, fields: Mapping[str, str], environment: Mapping[str, str]
 ) -> Settings:
-    """Return the settings with these fields and environment variables, checked again."""
+    """Return the settings with additional fields and environment variables, after checking all values again."""
     base = settings if isinstance(settings, Settings) else load_settings(os.environ)
     values = {field.name: getattr(base, field.name) for field in dataclasses.fields(base)}
     values |= settings if isinstance(settings, Mapping) else {}
@@ -366,8 +382,8 @@ def _check_image(component: Any, platform: Platform) -> None:
     container = component.component_spec.implementation.container
     if container is None:
         raise InputError(
-            f"Only a component with a container of its own runs on a machine. Received: {component.name!r}. Put the "
-            "steps of a pipeline on the machine one by one."
+            f"Only a component that runs one container can be placed on a machine. Received: {component.name!r}. For a "
+            "pipeline, call on_machine for each of its steps."
         )
     if not container.image:
         raise InputError(f"The component {component.name!r} has no image. Name one, for example with with_image.")

@@ -1,4 +1,4 @@
-"""pytest plugin: tests that fail if a step no longer fits a TPU or becomes too slow, without a TPU.
+"""pytest plugin for tests that fail if a step no longer fits a TPU or becomes too slow. It needs no TPU.
 
 ```python
 @pytest.mark.preflight(machine="v5e-8", max_step_ms=5, max_memory=0.9)
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 _PROPERTY = "preflight"
 _LIMITS = ("max_step_ms", "max_memory", "max_slowdown")
 _MARKER = (
-    "preflight(machine, max_step_ms=None, max_memory=None, max_slowdown=None): machine of the fixture preflight_step, "
-    "such as v5e-8, and what the step may need; other arguments are those of tpu_pipelines.preflight_step"
+    "preflight(machine, max_step_ms=None, max_memory=None, max_slowdown=None): machine for which the fixture "
+    "preflight_step compiles, such as v5e-8, and limits for the step; other arguments are passed to "
+    "tpu_pipelines.preflight_step"
 )
 
 
@@ -45,9 +46,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def preflight_step(request: pytest.FixtureRequest) -> Callable[..., "StepReport"]:
-    """Return a function that compiles a step for the marker's machine, and fails the test if it exceeds a limit.
+    """Return a function that compiles a step for the marker's machine, and fails the test if the step exceeds a limit.
 
-    Its arguments are those of `tpu_pipelines.preflight_step`, without `machine`; it returns the `StepReport`.
+    The function has the arguments of `tpu_pipelines.preflight_step` except `machine`, and returns the `StepReport`.
     """
     marker = request.node.get_closest_marker("preflight")
     if marker is None:
@@ -106,13 +107,13 @@ def _report_before(folder: Path) -> "StepReport | None":
 
 
 def _folder_of(nodeid: str, number: int) -> str:
-    """Return the name of a report's folder: that of the test, with a number from the second step on."""
+    """Return the name of a report's folder: the name of the test, with a number from the test's second step on."""
     name = re.sub(r"[^\w.\[\]-]+", "-", nodeid)
     return name if number == 1 else f"{name}-{number}"
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Append the reports of all tests to the Markdown file; also those of the processes of pytest-xdist."""
+    """Append the reports of all tests to the Markdown file, including tests that ran in processes of pytest-xdist."""
     path = config.getoption("--preflight-markdown")
     reports = {
         report.nodeid: [str(value) for name, value in report.user_properties if name == _PROPERTY]

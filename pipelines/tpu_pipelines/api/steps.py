@@ -36,39 +36,39 @@ def preflight_step(
     kwargs: Mapping[str, Any] | None = None,
     **jit_options: Any,
 ) -> StepReport | StepComparison:
-    """Compile a step for a TPU with the TPU compiler, on a machine without a TPU, and report what it needs and costs.
+    """Compile a step with the TPU compiler, on a machine without a TPU, and report its memory, time and price.
 
-    The step is traced in this process, and compiled in a child process with limits on time and memory. Nothing is
-    computed, so inputs may be shapes: `jax.ShapeDtypeStruct`, also in pytrees. Needs Linux on x86-64 and the extra
-    `compiler`.
+    The step is traced in this process, and compiled in a child process with limits on time and memory. The step is not
+    run, so inputs may be shapes (`jax.ShapeDtypeStruct`), also in pytrees. The function needs Linux on x86-64 and the
+    extra `compiler`.
 
     Args:
         step: A function that `jax.jit` takes, such as a training or an inference step of Flax, Equinox, Haiku or
-            `keras.Model.stateless_call`; a function that is jitted already; or the path of a StableHLO file, as
-            torch_xla and `jax.export` write it, which contains its inputs.
+            `keras.Model.stateless_call`; a function that is already jitted; or the path of a StableHLO file from
+            torch_xla or `jax.export`, which contains the shapes of its inputs.
         args: Positional arguments of the step: arrays or shapes. Shapes may have shardings over `tp.mesh`.
         machine: Name of a TPU slice, such as `v5e-8`, or a list of names to compare.
         platform: Platform whose price is shown: `vertex` or `kubeflow`.
-        region: Region of the price; empty is the cheapest.
+        region: Region whose price is shown. Empty means the cheapest region.
         spot: Whether to show the price of spot machines.
-        slices: Number of slices that the data-centre network joins. The time of communication between slices is
-            unknown.
-        name: Name of the step in the report; empty is the name of the function.
-        largest: Returns the positional arguments for any size from 1 on, such as the batch of a device. The largest
-            size that fits is searched by compiling, and the report is of this size.
-        levels: Number of scopes of `jax.named_scope` in the name of a layer of the report.
-        default_backend: What `jax.default_backend()` returns to the step while it is traced.
+        slices: Number of slices, which the data-centre network connects. The time of communication between slices is
+            unknown and not included.
+        name: Name of the step in the report. Empty means the name of the function.
+        largest: Function that returns the positional arguments for a size of 1 or more, such as the batch size per
+            device. The largest size that fits is found by compiling, and the report describes this size.
+        levels: Number of nested `jax.named_scope` scopes that form the name of a layer in the report.
+        default_backend: Value that `jax.default_backend()` returns while the step is traced.
         compile_timeout_seconds: Time limit of one compilation.
         compile_memory_mib: Memory limit of the process that compiles, in MiB.
-        cache_dir: Folder that keeps outcomes of compilations; None is `~/.cache/tpu-pipelines/preflight`.
-        receipts: Folder of receipts of your runs, local or in a bucket, from which the interval follows. Empty is the
-            folder in TPU_PIPELINES_RECEIPTS, or `runs/receipts`.
+        cache_dir: Folder that keeps outcomes of compilations. None means `~/.cache/tpu-pipelines/preflight`.
+        receipts: Folder with receipts of your runs, local or in a bucket. The interval of the time is based on them.
+            Empty means the folder in TPU_PIPELINES_RECEIPTS, otherwise `runs/receipts`.
         kwargs: Keyword arguments of the step.
         **jit_options: Options of `jax.jit`: `in_shardings`, `out_shardings`, `static_argnums`, `static_argnames`,
             `donate_argnums` and others.
 
     Returns:
-        A `StepReport`; for a list of machines, a `StepComparison`, with the cheapest first.
+        A `StepReport`, or for a list of machines a `StepComparison` with the cheapest machine first.
 
     Raises:
         InputError: If the step cannot be traced for these inputs, the machine is unknown or too small for the step's
@@ -85,7 +85,7 @@ def preflight_step(
     _check_options(jit_options)
     names = [machine] if isinstance(machine, str) else list(machine)
     if not names:
-        raise InputError("Cannot compile for no machine: expected a name such as v5e-8, or a list of names.")
+        raise InputError("The list of machines is empty: expected a name such as v5e-8, or a list of names.")
     case = StepCase(
         str(step) if isinstance(step, Path) else step,
         args,
@@ -124,15 +124,17 @@ def compare_steps(
 
     Args:
         cases: The steps, each with its inputs, machine and options.
-        items: Number of items that a step processes, such as examples or tokens: one number, or one for each case.
-        total: Number of items to process, such as the examples of an epoch; the price is that of this work.
-        unit: Name of an item, in the plural; empty is `steps`.
+        items: Number of items that one step processes, such as examples or tokens: one number for all cases, or a
+            number for each case.
+        total: Number of items whose processing is priced, such as the examples of an epoch.
+        unit: Name of the items, in the plural. Empty means `steps`.
         compile_timeout_seconds: Time limit of one compilation.
         compile_memory_mib: Memory limit of the process that compiles, in MiB.
-        cache_dir: Folder that keeps outcomes of compilations; None is `~/.cache/tpu-pipelines/preflight`.
+        cache_dir: Folder that keeps outcomes of compilations. None means `~/.cache/tpu-pipelines/preflight`.
 
     Raises:
-        InputError: If a step cannot be lowered, or `items` or `total` does not fit the cases.
+        InputError: If a step cannot be lowered, there are no cases, `items` does not have one positive number for each
+            case, or `total` is not positive.
 
     Example:
         >>> cases = [tp.StepCase(step, (params, batch_of(n)), "v5e-8", name=f"batch {n}") for n in (64, 128)]
@@ -143,8 +145,8 @@ def compare_steps(
     counts = [float(each) for each in items] if isinstance(items, Sequence) else [float(items)] * len(listed)
     if len(counts) != len(listed) or not listed or min(counts) <= 0:
         raise InputError(
-            f"Cannot compare {len(listed)} steps: expected at least one, and a positive number of items for each, "
-            f"received {len(counts)} numbers."
+            f"Cannot compare {len(listed)} steps: expected at least one step, and a positive number of items for each "
+            f"step. Received: {len(counts)} numbers of items."
         )
     if not all(isinstance(case, StepCase) for case in listed):
         raise InputError("Cannot compare these steps: expected tp.StepCase(step, (params, batch), machine) for each.")

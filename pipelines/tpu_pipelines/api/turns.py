@@ -11,7 +11,7 @@ from tpu_components.core.base.terminal import in_one_line
 
 P = ParamSpec("P")
 T = TypeVar("T")
-# Reentrant, because such functions call each other.
+# Reentrant, because decorated functions call each other.
 _TURN = threading.RLock()
 
 
@@ -19,8 +19,8 @@ def in_turn(function: Callable[P, T]) -> Callable[P, T]:
     """Make a function wait while another thread of the process runs a function with this decorator.
 
     Runs, checks and predictions redirect `print` and file descriptors, set environment variables and configure
-    kfp.local, which all threads of a process share. Waiting keeps programs right that start several runs at once, for
-    example in a thread pool; to run them at the same time, use processes.
+    kfp.local, which all threads of a process share. Because calls wait, a program may start several runs at once, for
+    example in a thread pool. To execute runs at the same time, use processes.
     """
 
     @functools.wraps(function)

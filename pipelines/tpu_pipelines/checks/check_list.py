@@ -87,7 +87,7 @@ def examine(
 def _ask_platform(
     config: Config, costs: Collection[CheckCost], platform: Platform, settings: Settings, context: str
 ) -> list[Finding]:
-    """Return the errors of `first_checks`, and the findings of the platform's checks if these are possible."""
+    """Return the errors of `first_checks`, and the findings of the platform's checks if a request is possible."""
     missing = errors_in(ask_all(first_checks(config, platform, settings)))
     if {"machine", "variables"} & {finding.about for finding in missing}:
         said = "not checked; correct the errors first"
@@ -142,9 +142,8 @@ def _refusal(errors: Iterable[Finding]) -> str:
 class ConfigChecks:
     """Checks of a configuration and its data.
 
-    They find errors that would stop a run, and settings that would bias its result.
-
-    The checks are independent, so that one call finds all mistakes.
+    The checks find errors that would stop a run, and settings that would bias its result. They are independent, so that
+    one call finds all mistakes.
 
     Args:
         config: Configuration to check.
@@ -159,7 +158,7 @@ class ConfigChecks:
         self._workspace = workspace
         self._platform = platform
         self._region = region
-        # The check of the data sets both.
+        # The check of the data sets these two attributes.
         self._interface: Interface | None = None
         self._num_trained = 0
 
@@ -257,7 +256,8 @@ class ConfigChecks:
         check_augmentation(config.training, (None, *interface.input.shape), interface.task_name)
         trial = check_model(config, interface, is_timed=self._workspace is not None)
         formats = f", and can be exported as {', '.join(config.required_formats)}" if config.required_formats else ""
-        yield Finding("model", Status.OK, f"{model}: was built for {interface.input}, rebuilt{formats}")
+        built = f"was built for {interface.input}, and rebuilt from its configuration"
+        yield Finding("model", Status.OK, f"{model}: {built}{formats}")
         yield from (Finding("model", Status.HINT, warning) for warning in trial.warnings)
         if trial.example_seconds and self._num_trained:
             seconds = trial.example_seconds * self._num_trained * config.training.epochs
@@ -308,12 +308,10 @@ def contradicted_by(overview: DataOverview, config: Config) -> Iterator[str]:
 
 
 def first_checks(config: Config, platform: Platform, settings: Settings) -> list[Check]:
-    """Return the checks of everything that you set and copy before a submission, in the order in which you do it.
+    """Return the checks that come first before a submission: image, settings, data, machine, model and registry.
 
-    The checks need no sign-in.
-
-    The checks are independent of each other, so that `check`, `doctor` and a submission name everything that is
-    missing.
+    They are in the order in which to fix errors, and need no sign-in. They are independent of each other, so that
+    `check`, `doctor` and a submission name everything that is missing.
 
     Args:
         config: Configuration to check.

@@ -23,7 +23,7 @@ _TOGETHER_SECONDS = 60
 def find_group_hints(listing: Listing, params: WriteParams) -> Iterator[str]:
     """Yield advice to set `data.group_column` if file names, CSV columns or times suggest groups.
 
-    Yield nothing if it is set.
+    Yield nothing if `group_column` is already set.
     """
     if params.group_column:
         return
@@ -42,8 +42,8 @@ def find_group_hints(listing: Listing, params: WriteParams) -> Iterator[str]:
             elif (_NAMED.search(name.lower()) or not _are_numbers(known)) and _are_groups(len(set(known)), len(known)):
                 (most, count), num_values = Counter(known).most_common(1)[0], len(set(known))
                 yield (
-                    f"the column {name!r} has {num_values:,} values for {len(known):,} rows, {most!r} in {count} "
-                    "rows. If rows with the same value depend on each other, "
+                    f"the column {name!r} has {num_values:,} values for {len(known):,} rows, for example {most!r} in "
+                    f"{count} rows. If rows with the same value depend on each other, "
                     f"{_advise_on_column(params, name, values)}"
                 )
     if listing.kind == IMAGE and listing.files:
@@ -54,16 +54,16 @@ def find_group_hints(listing: Listing, params: WriteParams) -> Iterator[str]:
         if _are_groups(len(stems) // len(folders), stems.total() // len(folders)):
             most, count = stems.most_common(1)[0]
             yield (
-                f"the names of {stems.total():,} files have {len(stems):,} beginnings, {most!r} in {count} files. If "
-                "these examples depend on each other, list them in a CSV file with a column for the beginning, and "
-                "name this column in data.group_column"
+                f"the names of {stems.total():,} files have {len(stems):,} different prefixes, for example {most!r} in "
+                f"{count} files. If these examples depend on each other, list them in a CSV file with a column for the "
+                "prefix, and name this column in data.group_column"
             )
 
 
 def _advise_on_column(params: WriteParams, name: str, values: Sequence[str]) -> str:
-    """Return the advice to group by a column, after trying a plan of the data with it.
+    """Return advice to set `data.group_column` to the name of a column.
 
-    Advice on obstacles comes first.
+    If empty cells or a trial plan of the data set show that this does not work, the advice says so.
     """
     setting = f"data.group_column={name}"
     if num_empty := values.count(""):

@@ -17,7 +17,7 @@ from tpu_pipelines.platforms.platform import HERE, PLATFORMS, default_platform
 
 MODEL = "model"  # Value of `init --from` for an argument that is a model, not data.
 TIME = Annotated[float, Range(above=0, below=math.inf)]
-LIMIT = 0.2  # Share by which a training may be slower or more expensive than another.
+LIMIT = 0.2  # Share by which a training run may be slower or more expensive than another.
 # Kinds of data, copied from tpu_pipelines.starting.data_overview so that --help need not import that module.
 KINDS = ("images", "csv", "texts", "arrays", "corpus", "archives", "parquet", "tfrecords")
 # Forms of the name of a registered version.
@@ -76,7 +76,7 @@ def targets(text: str) -> tuple[str, ...]:
 
 
 def argument(*names: str, **settings: Any) -> Argument:
-    """Return an argument. Names and settings are the same as for argparse's `add_argument`."""
+    """Return a function that adds an argument to a parser. It passes all values to argparse's `add_argument`."""
     return operator.methodcaller("add_argument", *names, **settings)
 
 
@@ -92,7 +92,7 @@ def flag(name: str, text: str) -> Argument:
 
 
 def either(*arguments: Argument, is_required: bool = False) -> Argument:
-    """Return arguments that exclude each other: a command takes at most one of them."""
+    """Return arguments that exclude each other: a user can pass at most one of them."""
     return _grouped(operator.methodcaller("add_mutually_exclusive_group", required=is_required), arguments)
 
 
@@ -111,28 +111,28 @@ def _grouped(make_group: Callable[[Any], Any], arguments: Iterable[Argument]) ->
 
 
 def json_flag(text: str = "print JSON, and nothing else, on stdout") -> Argument:
-    """Return `--json`."""
+    """Return the flag `--json` with its help text."""
     return flag("--json", text)
 
 
 def confidence(what: str) -> Argument:
-    """Return `--confidence`. `what` describes the case without drift, for the help."""
+    """Return the option `--confidence`. In its help, `what` describes data that have not drifted."""
     text = f"probability that no drift is reported {what} (default: 0.99)"
     return typed("--confidence", Annotated[float, Range(0.5, below=1)], "SHARE", text, default=0.99)
 
 
 def limit(name: str, what: str) -> Argument:
-    """Return an option with a limit for `--against`. `what` follows "how much" in its help."""
+    """Return an option that sets a limit for `--against`. In its help, `what` follows "how much"."""
     text = f"with --against: how much {what}, as a fraction (default: {LIMIT})"
     return typed(name, Amount, "SHARE", text)
 
 
 def target(is_required: bool = False, is_here_too: bool = False) -> tuple[Argument, Argument]:
-    """Return `--target` and `--settings`.
+    """Return the options `--target` and `--settings`.
 
     Args:
         is_required: Whether `--target` is required. Otherwise, the default platform is used.
-        is_here_too: Whether `HERE` is also a target.
+        is_here_too: Whether `HERE` (this machine) is also a value of `--target`.
     """
     default = None if is_required else default_platform().name
     text = f"platform (default: {default})" if default else "platform"

@@ -63,9 +63,9 @@ COMMANDS = (
                 dest="kind",
                 help="kind of data in DIR (default: detected)",
             ),
-            argument("--data", default="", metavar="DIR", help="with --from model: the data"),
+            argument("--data", default="", metavar="DIR", help="with --from model: folder or file of the data"),
             argument("--model", default="", metavar="MODEL", help="a ready model, or your .py or .keras file"),
-            argument("--name", default="", metavar="NAME", help="name of the runs and files (default: that of DIR)"),
+            argument("--name", default="", metavar="NAME", help="name of the runs and files (default: name of DIR)"),
             argument(
                 "--output", type=user_path, default=Path(), metavar="DIR", help="folder for the files (default: .)"
             ),
@@ -198,17 +198,19 @@ COMMANDS = (
     Command(
         "runs",
         "list the runs of a workspace, or delete some",
-        "[list] [NAME]: list every kept run, with its end, outcome, metrics and size; with NAME, only runs with this "
-        "name; without NAME, also write a page, index.html. clean [NAME]: delete earlier runs, and cached steps that "
-        "no run uses any more. delete NAME: delete the latest run with this name; NAME@3 deletes the third one. "
-        "clean and delete ask for confirmation.",
+        "[list] [NAME]: list every kept run, with the time it ended, outcome, metrics and size; with NAME, only runs "
+        "with this name; without NAME, also write a page, index.html. clean [NAME]: delete earlier runs, and cached "
+        "steps that no run uses any more. delete NAME: delete the latest run with this name; NAME@3 deletes the third "
+        "one. clean and delete ask for confirmation.",
         "clean digits --keep 5",
         "runs.runs",
         (
             argument("action", nargs="?", default="list", metavar="list|clean|delete", help="(default: list)"),
             argument("name", nargs="?", default="", metavar="NAME", help="name of the runs (default: all)"),
             WORKSPACE,
-            argument("--keep", type=int, default=0, metavar="N", help="clean: earlier runs to keep (default: 0)"),
+            argument(
+                "--keep", type=int, default=0, metavar="N", help="clean: number of earlier runs to keep (default: 0)"
+            ),
             flag("--yes", "clean, delete: do not ask for confirmation; required without a terminal"),
             json_flag(),
         ),
@@ -274,7 +276,7 @@ COMMANDS = (
             argument(
                 "--top", type=int, default=3, metavar="K", help="number of classes to print per input (default: 3)"
             ),
-            json_flag("one JSON line per input"),
+            json_flag("print one JSON line per input"),
             flag("--int8", "use the int8 model"),
             headed(
                 "language models",
@@ -330,7 +332,12 @@ COMMANDS = (
                 "version", nargs="?", default="", metavar="VERSION", help="number of the version, for example 0001"
             ),
             WORKSPACE,
-            argument("--registry", type=user_path, metavar="DIR", help="registry (default: that of the workspace)"),
+            argument(
+                "--registry",
+                type=user_path,
+                metavar="DIR",
+                help="folder of the registry (default: registry in --workspace)",
+            ),
             argument("--reason", default="", metavar="TEXT", help="reason to record in the history"),
             argument(
                 "--verify",
@@ -360,23 +367,24 @@ COMMANDS = (
                 "--inputs",
                 default="",
                 metavar="SHAPES",
-                help="inputs of a step, for example 'float32[1024,784], int32[1024]', or MODULE:FUNCTION that returns "
-                "them",
+                help="shapes of a step's inputs, for example 'float32[1024,784], int32[1024]', or MODULE:FUNCTION that "
+                "returns the inputs",
             ),
             argument(
                 "--items",
                 type=int,
                 metavar="N",
-                help="examples or tokens of one step, for its throughput and the price of a million",
+                help="with a step: number of examples or tokens that it processes, to report the throughput and the "
+                "price of a million of them",
             ),
             flag("--spot", "with a step: prices of spot machines"),
             either(
                 argument(
                     "--machine",
                     metavar="NAME",
-                    help="a TPU slice, for example v5e-4 (default: the configuration's, and its fallbacks)",
+                    help="a TPU slice, for example v5e-4 (default: the configuration's machine and its fallbacks)",
                 ),
-                argument("--compare", metavar="NAME,NAME…", help="several slices, side by side"),
+                argument("--compare", metavar="NAME,NAME…", help="several TPU slices to compare side by side"),
             ),
             argument(
                 "--target",
@@ -404,7 +412,7 @@ COMMANDS = (
                 "--image-bytes",
                 type=int,
                 metavar="N",
-                help="with --examples: bytes of an image file (default: those of the available data)",
+                help="with --examples: size of an image file in bytes (default: size in the available data)",
             ),
             argument(
                 "--quick",
@@ -424,10 +432,10 @@ COMMANDS = (
     Command(
         "receipts",
         "learn the intervals of preflight from the receipts of your own runs",
-        "[list]: list the receipts that preflight uses, with predicted and measured figures, and the intervals that "
-        "follow. add PLACE…: add receipts, each run once. Receipts have no weights, data, shapes, paths or names. "
-        "Preflight then bases its intervals on these runs. TPU_PIPELINES_RECEIPTS names another folder, also in a "
-        "bucket.",
+        "[list]: list the receipts that preflight uses, with predicted and measured figures, and the resulting "
+        "intervals. add PLACE…: add receipts; a run that is already listed is not added again. Receipts do not contain "
+        "weights, data, shapes, paths or names. Preflight then bases its intervals on these runs. The variable "
+        "TPU_PIPELINES_RECEIPTS sets another folder for receipts, which may be in a bucket.",
         "add runs",
         "receipts.receipts",
         (
@@ -438,7 +446,7 @@ COMMANDS = (
                 "places",
                 nargs="*",
                 metavar="PLACE",
-                help="add: a receipt.json, or a folder or bucket that is searched for them",
+                help="add: a receipt.json, or a folder or bucket that is searched for receipts",
             ),
             WORKSPACE,
             json_flag(),
@@ -476,7 +484,7 @@ COMMANDS = (
         "run the pipeline on a cloud platform",
         "Compile the pipeline and start it on a cloud platform. A run is identified by its configuration, data and "
         "code. It is started only once, and a repeated command finds the existing run. If the machine is not "
-        "available, the fallbacks are tried.",
+        "available, the fallback machines are tried.",
         "digits --set machine=v5e-4 --wait",
         "platforms.submit",
         (
@@ -602,8 +610,8 @@ COMMANDS = (
         "completion",
         "print a script for command completion in your shell",
         "Print a script with which a shell completes commands, flags, ready examples and files. Bash: eval "
-        '"$(tpu-pipelines completion bash)" in ~/.bashrc. Zsh: tpu-pipelines completion zsh > a file _tpu-pipelines '
-        "in a folder of $fpath.",
+        '"$(tpu-pipelines completion bash)" in ~/.bashrc. Zsh: write the output of tpu-pipelines completion zsh to a '
+        "file _tpu-pipelines in a folder of $fpath.",
         "bash",
         "editors.completion",
         (argument("shell", choices=("bash", "zsh", "tcsh"), metavar="SHELL", help="bash, zsh or tcsh"),),

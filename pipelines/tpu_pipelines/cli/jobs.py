@@ -1,4 +1,4 @@
-"""Commands about jobs on a platform, status and cancel, and functions that other commands share to follow a job."""
+"""The commands `status` and `cancel` for jobs on a platform, and functions with which other commands follow a job."""
 
 import argparse
 import dataclasses
@@ -48,7 +48,7 @@ def tell_submission(submission: Submission, as_json: bool, facts: Mapping[str, A
     Args:
         submission: The run.
         as_json: Whether to print JSON instead of text.
-        facts: Further fields of the JSON.
+        facts: Additional fields of the JSON output.
     """
     lines = [f"{submission.job_id}: {submission.state}, to train on {submission.machine}", ""]
     lines += [f"  {step:<20}{state}" for step, state in submission.steps.items()]

@@ -59,7 +59,7 @@ def write_pipeline(arguments: argparse.Namespace) -> int:
 
 
 def tell_sent(platform: Platform, settings: Settings, model: str, carried: Mapping[str, bytes]) -> None:
-    """Print hints, such as an image that is not pinned by a digest, or files that are uploaded with the model's code.
+    """Print hints about the image of a run, and about the files that are uploaded with the model's code.
 
     Args:
         platform: The platform.
@@ -78,7 +78,7 @@ def _tell_findings(findings: Iterable[Finding]) -> None:
 
 
 def plan_checked(arguments: argparse.Namespace, config: Config, settings: Settings) -> RunPlan:
-    """Plan a run, and check its model before anything is paid.
+    """Plan a run, and check its model before the run costs anything.
 
     If the data have to be downloaded first, the model is checked only when the steps run.
     """
@@ -167,7 +167,8 @@ def schedule(arguments: argparse.Namespace) -> int:
         for changed in change_state(connect(platform, settings), config.name, arguments.action, arguments.dry_run):
             show_text(f"{config.name}: {done}, schedule {changed.schedule_id} at {changed.cron!r}")
         return DONE
-    client = platform.connect(settings)  # `upsert` repeats all of its work; one call repeated makes a second schedule.
+    # Without retries: repeating a request could create a second schedule, so `upsert` retries as a whole.
+    client = platform.connect(settings)
     plan = plan_checked(arguments, config, settings)
     tell_sent(platform, settings, config.training.model, plan.carried)
     if not arguments.dry_run:

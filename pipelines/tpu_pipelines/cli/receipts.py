@@ -20,9 +20,12 @@ def receipts(arguments: argparse.Namespace) -> int:
                 "Nothing to add: expected receipts. Name a receipt.json, a folder such as runs, or a bucket."
             )
         added = store.add([receipt for place in arguments.places for receipt in find_receipts(place)])
-        tell_hint(f"runs in {store.uri}: {added.new} added, {added.completed} completed, {added.known} known before")
+        tell_hint(
+            f"runs in {store.uri}: {added.new} added, {added.completed} completed with a prediction, {added.known} "
+            "unchanged"
+        )
     elif arguments.places:
-        raise InputError(f"Cannot list {arguments.places[0]!r}: only `receipts add` takes places. Remove it.")
+        raise InputError(f"Cannot list {arguments.places[0]!r}: only `receipts add` accepts places. Remove it.")
     overview = Overview(store.load())
     show(overview.as_dict(), str(overview), arguments.json)
     return DONE

@@ -151,7 +151,7 @@ def _as_text(description: Mapping[str, Any]) -> str:
 def _promote(model: ModelRegistry, number: str, reason: str, verify_key: str) -> Any:
     """Make a version the champion by hand.
 
-    Its export is first loaded and predicts a blank image.
+    Before that, the export is loaded and run once on a blank input.
 
     Raises:
         InputError: If the version does not exist, is already the champion, is damaged, or has no valid signature.

@@ -34,7 +34,7 @@ from tpu_pipelines.runs.summary import Summary
 from tpu_pipelines.runs.workspace import with_registry
 from tpu_pipelines.submission.submit import submit, wait, without_cache
 
-# Options without effect for an action.
+# Options that cannot be combined with an action.
 _ALONE = {"history": ("when", "wait", "force", "markdown", "junit", "outputs"), "dry_run": ("junit",)}
 
 
@@ -130,9 +130,9 @@ class _Report:
         return {"retrain": named | {"reason": decision.reason}}
 
     def begin(self, decision: RunDecision) -> RunDecision:
-        """Print the decision and return it. `--force` makes a run needed.
+        """Print the decision and return it. With `--force`, a run is always needed.
 
-        A dry run also writes the CI reports.
+        In a dry run, this method also writes the CI reports.
         """
         if self._arguments.force and not decision.needed:
             decision = dataclasses.replace(decision, needed=True, reason=f"--force was set, although {decision.reason}")
@@ -158,7 +158,7 @@ class _Report:
             tell_hint(f"the decision could not be recorded: {error}")
 
     def fail(self, error: Exception) -> None:
-        """Record and report an error: the run was rejected, or the decision failed."""
+        """Record and report an error that stopped the decision or the run."""
         entry = self._entry
         if entry.outcome in ("", deciding.STARTED):
             run = entry.run if entry.outcome else ""
@@ -192,7 +192,7 @@ def _price(
 ) -> float | None:
     """Return the price per hour of a machine on a platform.
 
-    Return None if it is unknown, or for this machine.
+    Return None if the price is unknown, or if `platform` is None because the run is on this machine.
     """
     machine = next((machine for machine in machines if machine.name == name), None)
     if platform is None or machine is None or platform.catalogue_name not in machine.slice.targets:
@@ -202,7 +202,7 @@ def _price(
 
 
 def _place(arguments: argparse.Namespace, config: Config) -> Location:
-    """Return the folder of the decisions: in the registry, otherwise in the bucket or workspace."""
+    """Return the folder in which decisions are stored: in the registry, otherwise in the bucket or workspace."""
     workspace = Location(arguments.workspace)
     if arguments.target not in PLATFORMS:
         return deciding.place_of(with_registry(config, arguments.workspace), workspace)

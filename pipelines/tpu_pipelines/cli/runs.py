@@ -138,7 +138,7 @@ def runs(arguments: argparse.Namespace) -> int:
 
 
 def _is_confirmed(what: str, arguments: argparse.Namespace) -> bool:
-    """Return whether the user confirms a deletion, by --yes or on the terminal.
+    """Return whether the user confirms a deletion, with --yes or with an answer on the terminal.
 
     Raises:
         InputError: If there is neither a terminal nor --yes.

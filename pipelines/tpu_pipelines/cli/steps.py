@@ -1,4 +1,4 @@
-"""Command preflight: of a step that `jax.jit` takes here, of a configuration in `start`."""
+"""The command `preflight` for a step that `jax.jit` accepts. For a configuration, it calls `cli.start`."""
 
 import argparse
 import contextlib
@@ -12,13 +12,14 @@ from tpu_components.core.base.errors import DONE, REJECTED, InputError
 from tpu_components.preflight_training.jax_steps.named import find_step, is_step, parse_inputs
 from tpu_pipelines.cli.output import show
 
-# Flags that only a configuration has.
+# Flags that preflight supports only for a configuration.
 _OF_CONFIGURATIONS = ("against", "examples", "image_bytes", "quick", "slower", "dearer", "overrides")
+# Flags that preflight supports only for a step.
 _OF_STEPS = ("inputs", "items", "spot")
 
 
 def preflight(arguments: argparse.Namespace) -> int:
-    """Compile the step or the training that an argument names for a TPU; returns the exit code."""
+    """Compile a step, or the training step of a configuration, for a TPU. Return the exit code."""
     if is_step(arguments.config):
         return _preflight_step(arguments)
     _refuse(arguments, _OF_STEPS, "a step, such as mymodule:step")
@@ -63,8 +64,14 @@ def _preflight_step(arguments: argparse.Namespace) -> int:
 
 
 def _refuse(arguments: argparse.Namespace, names: Sequence[str], subject: str) -> None:
-    """Check that no flag is set that only another kind of preflight has."""
+    """Check that none of these flags is set.
+
+    Raises:
+        InputError: If a flag is set. The message says that only preflight of `subject` supports it.
+    """
     used = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name, None)]
     if used:
         shown = ", ".join("--set" if flag == "--overrides" else flag for flag in used)
-        raise InputError(f"Cannot use {shown} with {arguments.config}: only preflight of {subject} has it. Remove it.")
+        raise InputError(
+            f"Cannot use {shown} with {arguments.config}: only preflight of {subject} supports this. Remove {shown}."
+        )

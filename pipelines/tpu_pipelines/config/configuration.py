@@ -63,14 +63,14 @@ class Config:
         gate: Parameters of evaluate_model.
         export: Parameters of export_model. With None, the run ends after the gate.
         machine: Machine with a TPU or GPUs that trains in the cloud, or None if the configuration names none.
-        preflight: Parameters of preflight_training, most of them from the sections training and machine. None leaves
-            the step out, which is the default without `machine`.
+        preflight: Parameters of preflight_training. Most of them come from the sections training and machine. None
+            leaves the step out, which is the default without `machine`.
         is_preflight_off: Whether the configuration contains `preflight: false`, which applies to every machine.
         model_files: Additional files and folders, local or on gs://, that the model's code reads. Cached steps run
             again when one of them changes. Files that the code or a parameter names are detected automatically.
         deploy: Parameters of deploy_model. None leaves the step out. If `deploy.registry` is empty, a local run uses
             the registry of its workspace.
-        resources: Resources that the configuration sets, by step; `resources.resources_of` adds the defaults.
+        resources: Resources that steps request, by step, without defaults. `resources.resources_of` adds the defaults.
     """
 
     name: str
@@ -92,24 +92,26 @@ class Config:
 
     @property
     def required_formats(self) -> tuple[str, ...]:
-        """Formats that the export must contain, or an empty list if nothing is exported."""
+        """Formats that the export must contain. Empty if nothing is exported."""
         return self.export.required if self.export else ()
 
     @property
     def champion(self) -> str:
-        """Path or reference of the model to beat: `gate.champion`, otherwise the registry's champion.
+        """Path or reference of the model to beat: `gate.champion` if it is set, otherwise the registry's champion.
 
-        It is an empty string if there is none.
+        Empty if neither `gate.champion` nor `deploy.registry` is set.
         """
         if self.gate.champion or not self.deploy or not self.deploy.registry:
             return self.gate.champion
         return reference(self.deploy.registry, self.deploy.model_name, self.deploy.alias)
 
     def on_registry(self, root: str) -> Self:
-        """Return the configuration with `root/` before `training.initial_model` if that is only `MODEL@VERSION`.
+        """Return the configuration with a registry added to `training.initial_model`.
+
+        Only a value `MODEL@VERSION_OR_ALIAS` is changed; it becomes `ROOT/MODEL@VERSION_OR_ALIAS`.
 
         Args:
-            root: Registry of the initial model.
+            root: Registry to add.
         """
         named = self.training.initial_model
         if not re.fullmatch(rf"{MODEL_NAME}@(\d+|{ALIAS})", named):
@@ -121,9 +123,9 @@ class Config:
         return dataclasses.replace(self, **{section: dataclasses.replace(getattr(self, section), **values)})
 
     def with_machine(self, machine: MachineSpec) -> Self:
-        """Return the configuration with this machine in its section `machine`.
+        """Return the configuration with another training machine.
 
-        Preflight is included unless it is switched off.
+        The result includes preflight, unless the configuration switches preflight off.
 
         Raises:
             InputError: If the machine does not support the backend of the configuration.
@@ -138,7 +140,7 @@ class Config:
         """Machine with a TPU or GPU on which evaluate_model runs, or None if the step runs on CPUs.
 
         Raises:
-            InputError: If the catalogue or the region of the training step does not have the machine.
+            InputError: If the machine is not in the catalogue, or not available in the region of the training step.
         """
         requested = self.resources.get("evaluate_model", StepResources())
         if not requested.machine:
@@ -148,13 +150,13 @@ class Config:
 
     @property
     def machines(self) -> tuple[MachineSpec, ...]:
-        """All machines that a run may use: for training, its fallbacks, and for evaluation."""
+        """All machines that a run may use: the training machine, its fallbacks, and the evaluation machine."""
         training = self.machine.candidates if self.machine else ()
         return (*training, *([self.evaluation_machine] if self.evaluation_machine else []))
 
     @property
     def data_location(self) -> Location:
-        """Path or URI of the data, or an empty result if a library provides them."""
+        """Path or URI of the data, or an empty location if a library provides the data."""
         return find_location(self.data.source_ref)
 
     def as_dict(self) -> dict[str, Any]:
@@ -184,7 +186,7 @@ def load_config(config: str | Path | Mapping[str, Any], overrides: Sequence[str]
 
     Args:
         config: Name of a ready example, a YAML file, or a mapping of sections.
-        overrides: `section.key=value` each; the value is YAML.
+        overrides: Changes to the configuration, each as `section.key=value`. The values are YAML.
 
     Raises:
         InputError: If the file does not exist or is not YAML, or a key or value is wrong. The message suggests a
@@ -204,7 +206,11 @@ def load_config(config: str | Path | Mapping[str, Any], overrides: Sequence[str]
 
 
 def read_export(values: Mapping[str, Any] | bool, overrides: Sequence[str] = ()) -> ExportParams:
-    """Return only the section `export`, with the overrides `export.key=value` applied.
+    """Read and check a section `export` without the rest of a configuration.
+
+    Args:
+        values: Values of the section. True and False mean the defaults.
+        overrides: Changes, each as `export.key=value`. The values are YAML.
 
     Raises:
         InputError: If a key or value is wrong, or an override changes another section.
@@ -216,11 +222,11 @@ def read_export(values: Mapping[str, Any] | bool, overrides: Sequence[str] = ())
 
 
 def read_data(source: str, overrides: Sequence[str] = ()) -> WriteParams:
-    """Return the section `data` of a configuration that has only a source.
+    """Return the section `data` for a source, with default values for the other settings.
 
     Args:
         source: Source of the data.
-        overrides: Changes, as `section.key=value`. Changes of sections other than `data` are ignored.
+        overrides: Changes, each as `section.key=value`. Changes of sections other than `data` are ignored.
 
     Raises:
         InputError: If a key or value is wrong.
@@ -230,9 +236,11 @@ def read_data(source: str, overrides: Sequence[str] = ()) -> WriteParams:
 
 
 def overridden(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Set every `section.key=value` in a mapping of sections, in place. Return the mapping.
+    """Apply overrides to a mapping of sections, in place. Return the mapping.
 
-    The values are YAML.
+    Args:
+        raw: Sections of a configuration.
+        overrides: Changes, each as `section.key=value`. The values are YAML.
 
     Raises:
         InputError: If an override has another form, or its section is not a mapping.
@@ -267,11 +275,11 @@ def _override(raw: dict[str, Any], change: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class ModelSection:
-    """Section `model`: the model that is trained.
+    """Section `model` of a configuration: the model to train.
 
     Attributes:
         name: A ready model, a .py or .keras file, or `module:function`. The section may also be just this name.
-        parameters: Arguments of `build_model`, in addition to those that the data determine.
+        parameters: Arguments of `build_model`, in addition to the arguments that the data determine.
         files: Additional files and folders, local or on gs://, that the model's code reads. Cached steps run again when
             one of them changes. Local files that the code or a parameter names are detected automatically. Files in a
             bucket are not.
@@ -315,6 +323,10 @@ KEYS = ("name", "data", "model", "training", "machine", "preflight", "gate", "ex
 
 def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Config:
     """Check a mapping of sections and convert it to a `Config`.
+
+    Args:
+        raw: Sections of the configuration.
+        where: Name of the configuration in error messages.
 
     Raises:
         InputError: If a key is unknown, a required key is missing, or a value has the wrong type or is out of range.
@@ -394,9 +406,9 @@ def _read_section(values: Any, kind: Any, section: str, fixed: Mapping[str, Any]
 
 
 def _read_training(values: Any, model: ModelSection | None) -> TrainParams:
-    """Read the section training, together with the section `model`.
+    """Return the training parameters from the sections `training` and `model`.
 
-    The default of `epochs` is the sum over the stages.
+    If the section `training` has stages, the default of `epochs` is the sum of their epochs.
     """
     if isinstance(values, dict) and "stages" in values and "epochs" not in values:
         with contextlib.suppress(InputError):  # The error is reported with the section's other mistakes.
@@ -420,9 +432,9 @@ def _read_gate(values: Any, data: WriteParams | None, training: TrainParams | No
 
 
 def _check_sections(raw: Mapping[str, Any], where: str) -> None:
-    """Check for unknown sections.
+    """Check that each key is the name of a section.
 
-    If a key is the name of a setting, the error suggests the setting's section.
+    If a key is the name of a setting, the error suggests the section of this setting.
     """
     for key in raw:
         if homes := [section for section, keys in SETTINGS.items() if key not in KEYS and key in keys]:
@@ -433,9 +445,9 @@ def _check_sections(raw: Mapping[str, Any], where: str) -> None:
 
 
 def _expand_home(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections with `~` expanded.
+    """Return the sections with `~` at the start of values replaced by the home directory.
 
-    In the section data, it is expanded only in the path of the source.
+    In the section data, `~` is replaced only in the path of the source.
     """
 
     def home(value: Any) -> Any:
@@ -454,9 +466,9 @@ def _expand_home(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_optional(values: Any, kind: type, section: str, fixed: Mapping[str, Any] = {}) -> Any:
-    """Read a section that may be `false`, which leaves its step out.
+    """Read the section of an optional step. Return None if the section is `false`, which leaves the step out.
 
-    A missing section has only defaults.
+    If the section is missing or `true`, all settings have their defaults.
     """
     if values is False:
         return None
@@ -477,7 +489,7 @@ def _read_deploy(values: Any, name: str, is_exported: bool) -> DeployParams | No
 
 
 def preflight_params(config: Config, paid: PaidMachine) -> PreflightParams:
-    """Return preflight's parameters for a machine, even if the configuration leaves the step out.
+    """Return preflight's parameters for a machine, even if the configuration leaves preflight out.
 
     Raises:
         InputError: If the machine does not support the backend of the configuration.

@@ -101,7 +101,7 @@ def as_json_schema() -> dict[str, Any]:
 
 
 def as_text() -> str:
-    """Return the text of the JSON Schema's file."""
+    """Return the JSON Schema of a configuration as text, to write to a file."""
     return json.dumps(as_json_schema(), indent=1, ensure_ascii=False) + "\n"
 
 
@@ -109,7 +109,7 @@ def as_markdown(left_out: Container[str] = ()) -> str:
     """Return two Markdown tables: settings of a configuration, and the environment variables of `Settings`.
 
     Args:
-        left_out: Sections whose settings are not in the table.
+        left_out: Sections whose settings are left out of the first table.
     """
     shown = [setting for setting in settings() if setting.name.partition(".")[0] not in left_out]
     rows = [(setting.name, _shown(setting), setting.meaning) for setting in shown]

@@ -62,7 +62,10 @@ def _pairs(example: str, pattern: str, hint: str = "") -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Settings of platforms, from environment variables: `project` is TPU_PIPELINES_PROJECT. Empty means not set.
+    """Settings of platforms.
+
+    `load_settings` reads each setting from an environment variable, for example `project` from TPU_PIPELINES_PROJECT,
+    or from a YAML file. An empty value means that the setting is not set.
 
     Attributes:
         project: Google Cloud project.
@@ -75,8 +78,8 @@ class Settings:
             of each API.
         service_account: Service account with which a job runs.
         network: VPC network with which a job is peered.
-        network_attachment: Network attachment (Private Service Connect interface) on Vertex AI that connects a job to a
-            VPC network, instead of TPU_PIPELINES_NETWORK.
+        network_attachment: Network attachment (Private Service Connect interface) that connects a job on Vertex AI to a
+            VPC network. Use it instead of TPU_PIPELINES_NETWORK.
         encryption_key: Customer-managed key (CMEK) that encrypts jobs, models and endpoints on Vertex AI.
         tensorboard: TensorBoard instance on Vertex AI that shows the training curves during the run. It requires
             TPU_PIPELINES_SERVICE_ACCOUNT.
@@ -100,14 +103,14 @@ class Settings:
             s3:// that contains such a URL, the webhook gets a JSON message for Slack or Google Chat if a run does not
             succeed. If it is `mailto:` and addresses, Vertex AI sends an e-mail for every run. The compiled file
             contains the URL of a webhook, so use a file if the URL is secret.
-        images: Container images, only from the environment.
+        images: Container images. They can be set only by environment variables.
 
     Raises:
         InputError: If a value has the wrong form.
     """
 
     project: str = _text("my-project", PROJECT)
-    region: str = _text("us-west1", REGION, " A zone such as us-west1-a has one part more than its region.")
+    region: str = _text("us-west1", REGION, " Set a region, not a zone: us-west1-a is a zone in the region us-west1.")
     bucket: str = _text(
         "gs://my-bucket", rf"(gs://{GOOGLE_BUCKET}|s3://{S3_BUCKET}|(?!gs:|s3:)[a-z0-9]+://[^/\s]+)(/\S*)?"
     )
@@ -171,7 +174,7 @@ class Settings:
         mistakes.raise_all()
 
     def _check_mounts(self) -> Iterator[str]:
-        """Yield messages about volumes and secrets that one pod cannot mount together."""
+        """Yield messages about volumes and secrets that a pod cannot mount, or cannot mount together."""
         mounts = [("volumes", *pair) for pair in self.volumes.items()]
         mounts += [("secrets", *pair) for pair in self.secrets.items()]
         seen: dict[str, str] = {}  # Mounts by name and by path; a path begins with "/".
@@ -204,7 +207,7 @@ class Settings:
         return f"projects/{self.project}/locations/{self.region}/models"
 
     def require(self, *names: str) -> None:
-        """Check that settings are set, by their names.
+        """Check that the settings with these names are set.
 
         Raises:
             InputError: If settings are missing. The message lists all of them and says how to set them.
@@ -225,7 +228,7 @@ def fields_of_one_variable() -> list[dataclasses.Field[Any]]:
 
 
 def folder_of(path: str) -> str:
-    """Return a mount path without doubled or trailing slashes, `.` and `..`.
+    """Normalize a mount path: remove doubled and trailing slashes, and resolve `.` and `..`.
 
     Example:
         >>> folder_of("//mnt/data/"), folder_of("/")
@@ -245,7 +248,7 @@ def variable(name: str) -> str:
 
 
 def setting(name: str) -> str:
-    """Return a setting as messages name it, for functions that take settings, and for commands that read variables.
+    """Return the text that names a setting in messages: the field of `Settings`, and its environment variable.
 
     Example:
         >>> setting("volumes")
@@ -260,7 +263,7 @@ def load_settings(environment: Mapping[str, str], file: Path | None = None) -> S
     Args:
         environment: Environment variables. Settings are `TPU_PIPELINES_…`. Mappings such as the labels have the form
             `key=value,key=value`.
-        file: YAML file with settings by field name, for example `project`, or None for no file.
+        file: YAML file whose keys are fields of `Settings`, for example `project`, or None for no file.
 
     Raises:
         InputError: If the file cannot be read, or a name or value is wrong.

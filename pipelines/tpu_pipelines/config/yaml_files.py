@@ -47,13 +47,16 @@ class _Loader(yaml.SafeLoader):
 
 
 def _with_space(key: Any, value: Any) -> tuple[Any, Any]:
-    """Return key and value of `{name:0.9}`. YAML reads this text as the key `name:0.9` without a value."""
+    """Split a key such as `name:0.9` without a value into key and value. Return other items unchanged.
+
+    YAML reads the mapping `{name:0.9}`, without a space after the colon, as the key `name:0.9` without a value.
+    """
     match = re.fullmatch(r"([A-Za-z_][\w-]*):(\S.*)", key) if value is None and isinstance(key, str) else None
     return (match[1], yaml.safe_load(match[2])) if match else (key, value)
 
 
 def read_value(text: str) -> Any:
-    """Return a YAML value.
+    """Parse a text as YAML, and return its value.
 
     Raises:
         yaml.YAMLError: If the text is not YAML, repeats a key or contains too many values.
@@ -67,8 +70,8 @@ def read_mapping(path: Path, what: str, content: str) -> dict[str, Any]:
 
     Args:
         path: YAML file.
-        what: Name of the file in errors, for example "the configuration".
-        content: Name of the content in errors, for example "sections".
+        what: Name of the file in error messages, for example "the configuration".
+        content: Expected content of the mapping in error messages, for example "sections".
 
     Raises:
         InputError: If the file cannot be read, is not YAML, repeats a key, or contains no mapping.

@@ -1,4 +1,4 @@
-"""A pipeline that evaluates a model of another program on TFRecord files of another program, and exports it."""
+"""A pipeline that evaluates and exports a Keras model from another program, on TFRecord files of that program."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tpu_components.kfp import Components, on_current_data, with_images
 # Stands for your own training. For a file in a bucket: dsl.importer("gs://my-bucket/digits.keras", dsl.Model).
 @dsl.component(base_image="us-docker.pkg.dev/my-project/images/tensorflow:1", install_kfp_package=False)
 def train_elsewhere(records: dsl.Output[dsl.Dataset], model: dsl.Output[dsl.Model], epochs: int = 30) -> str:
-    """Write the digits of scikit-learn as TFRecord files, and train a Keras model; returns the place of the files.
+    """Write scikit-learn's digits as TFRecord files, and train a Keras model. Return the files as a source.
 
     Args:
         epochs: Epochs of the training.

@@ -8,7 +8,7 @@ import tpu_pipelines as tp
 from tpu_components.kfp import Components, on_current_data, with_images
 
 
-# Your own image, with what your code needs. KFP installs itself at the start unless it is there.
+# Your own image, with the packages that your code needs. By default, KFP would install itself when the step starts.
 @dsl.component(base_image="us-docker.pkg.dev/my-project/images/preprocessing:1", install_kfp_package=False)
 def prepare(images: dsl.Output[dsl.Dataset], brightest: int = 16) -> str:
     """Scale the digits of scikit-learn to whole numbers from 0 to 255. Return them as a source for create_tfrecords.

@@ -31,9 +31,10 @@ _WITHOUT_EFFECT = (
 
 @functools.cache
 def step_codes() -> dict[str, Code]:
-    """Return the code of every step: its module and all imported modules.
+    """Return the code of every step, by the step's name.
 
-    Imports are cached by file content.
+    A step's code is the module of its component and all modules that this module imports. The imports in each file are
+    cached on disk, by the file's content.
     """
     own = digest_files({"": Path(fingerprint.__file__)})
     memo = sandbox.default_cache_dir() / f"references-{own[:16]}-{platform.python_version()}.json"
@@ -60,10 +61,7 @@ def code_version(step: str) -> str:
 
 
 def _code_here(step: str) -> str:
-    """Return the fingerprint of a step's code and of this machine's libraries.
-
-    On a platform, the image contains the libraries.
-    """
+    """Return the fingerprint of a step's code and of the versions of this machine's libraries, for a local run."""
     return digest_of([code_version(step), step_codes()[step].versions()])
 
 
@@ -72,7 +70,8 @@ def model_version(config: Config, is_here: bool) -> str:
 
     Args:
         config: The run's configuration.
-        is_here: Whether the libraries of this machine count. On a platform, the image contains the libraries.
+        is_here: Whether the model runs on this machine. If it does, the versions of this machine's libraries are part
+            of the fingerprint. On a platform, the image contains the libraries.
     """
     code = model_code(config.training.model, config.training.model_parameters)
     return digest_of(
@@ -83,7 +82,7 @@ def model_version(config: Config, is_here: bool) -> str:
 def _content(place: Location) -> str:
     """Return the fingerprint of the content of a file or folder.
 
-    In an object store, it is computed from the checksums.
+    For files in an object store, the fingerprint is computed from the store's checksums.
     """
     if place.is_remote:
         return digest_of([_remote_files(place)])
@@ -91,7 +90,7 @@ def _content(place: Location) -> str:
 
 
 def _remote_files(place: Location) -> list[storage.StoredFile]:
-    """Return a file, or all files in a folder or bucket, of an object store."""
+    """Return the file at a place in an object store, or all files if the place is a folder or bucket."""
     if not place.name:  # A bucket.
         return storage.list_files(place)
     same = [file for file in storage.list_files(place.parent) if f"{file.name}/".startswith(f"{place.name}/")]
@@ -111,7 +110,11 @@ def _folder_content(folder: Path) -> str:
 
 
 def data_version(listing: Listing, memo: Path) -> str:
-    """Return the fingerprint of a source's content. It is cached in `memo` until a file's size or time changes.
+    """Return the fingerprint of a source's content.
+
+    Args:
+        listing: Files of the source.
+        memo: Folder in which the fingerprint is cached until the size or modification time of a file changes.
 
     Raises:
         InputError: If a file changes while the content is read.
@@ -136,9 +139,9 @@ def lineage(config: Config) -> dict[str, Any]:
 
 
 def _decisive(config: Config) -> dict[str, Any]:
-    """Return a configuration without fallback machines and the time to wait for them.
+    """Return a configuration as a mapping, without settings that do not change the result of a run.
 
-    These settings do not change the run.
+    The fallback machines, and the time to wait for a machine, are left out.
     """
     plain = config.as_dict()
     for key in ("fallbacks", "max_wait_seconds"):
@@ -152,8 +155,8 @@ def fingerprints(config: Config, data: str, image: str = "") -> dict[str, str]:
     Args:
         config: The run's configuration.
         data: `data_version` of the source, or another digest of the data.
-        image: Image of the steps. Empty for this machine. In that case, the digest includes the libraries of this
-            machine.
+        image: Image of the steps. Empty if the steps run on this machine. In that case, the versions of this machine's
+            libraries are part of `code`.
     """
     version = code_version if image else _code_here
     code = ({step: version(step) for step in STEPS}, model_version(config, not image), image)
@@ -164,19 +167,17 @@ def fingerprints(config: Config, data: str, image: str = "") -> dict[str, str]:
 def platform_fingerprints(
     config: Config, image: str, machine: str = "", environment: Mapping[str, str] | None = None
 ) -> dict[str, dict[str, str]]:
-    """Return the input `fingerprint` of each step.
+    """Return the value of the input `fingerprint` for each step, by the step's name.
 
-    With it, the platform's cache detects changes of code and model.
-
-    The cache identifies a step by its inputs, image and command. Without the fingerprint, it would not detect changes
-    of the code behind an image's tag or of a model's files. Some services also ignore the machine and image of the
-    training step.
+    A platform's cache identifies a step by its inputs, image and command. Without the input `fingerprint`, the cache
+    would not detect that the code behind an image's tag, or a model's files, have changed. Some services also ignore
+    the machine and the image of the training step.
 
     Args:
         config: The run's configuration.
         image: Image of the steps.
         machine: Short name of the training step's machine.
-        environment: Variables of the training step.
+        environment: Environment variables of the training step.
     """
     of_model = {"model": model_version(config, is_here=False)[:12]}
     of_training = {"image": image, "machine": machine}
@@ -187,7 +188,7 @@ def platform_fingerprints(
 
 
 def checkpoint_folder(config: Config, fingerprint: Mapping[str, str]) -> str:
-    """Return the name of the folder of checkpoints on a platform, such as `digits/956d4455984f`.
+    """Return the name of the checkpoints' folder on a platform, such as `digits/956d4455984f`.
 
     The name contains a digest of all facts that determine the weights and are known at compilation. The machine is left
     out, so that training on another machine continues from the same checkpoint.
@@ -212,7 +213,7 @@ def step_keys(
         data: `data_version` of the source.
         champion_digest: Digest of the registry's champion. Empty if there is none.
         initial_digest: Digest of the model whose weights training starts with. Empty if there is none.
-        receipts_digest: Digest of the receipts from which preflight's intervals follow. Empty if there are none.
+        receipts_digest: Digest of the receipts from which preflight derives its intervals. Empty if there are none.
 
     Returns:
         Equal keys mean equal outputs. A key covers the step's parameters and code, and the keys of the steps whose

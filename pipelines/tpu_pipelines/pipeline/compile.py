@@ -1,6 +1,6 @@
-"""Compiles the pipeline to a file for a platform. The training step runs on the TPU of the configuration.
+"""Compiles the pipeline for a platform, where the training step runs on the machine of the configuration.
 
-Only the steps on machines with a TPU or GPU differ from the local pipeline. `Platform.on_machine` makes these steps.
+Only the steps on machines with a TPU or GPU differ from the local pipeline. `Platform.on_machine` builds these steps.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ _HEADER = "# PIPELINE DEFINITION"  # First line of a file that KFP compiles.
 
 @dataclasses.dataclass(frozen=True)
 class ResolvedRun:
-    """Decisions about a run on a platform. They are made before its pipeline is built.
+    """A run on a platform, with all decisions that are made before its pipeline is built.
 
     Attributes:
         config: Parameters of every step, with the registry's location, the models' URIs and the machines filled in.
@@ -51,11 +51,11 @@ class ResolvedRun:
         machine: Machine of the training step, with its region if the platform chooses machines by region.
         judge: Machine of the evaluation step, with its region if the platform chooses machines by region. None if the
             step needs no special machine.
-        timeout: Time limit of the training step, and its reason.
+        timeout: Time limit of the training step, and the reason for it.
         paid: Machine of the training step with its price, time limit and number of attempts.
         fingerprints: Digest of everything on which a step's result depends in addition to its inputs, by step.
         checkpoints: Folder of the checkpoints, relative to the bucket or volume.
-        carried: Content of the files to upload for the pipeline, by their URI in the bucket.
+        carried: Content of the files that must be uploaded for the pipeline, by their URI in the bucket.
     """
 
     config: Config
@@ -76,7 +76,7 @@ class CompiledPipeline:
 
     Attributes:
         package: The pipeline as YAML.
-        run: Run from which it was built.
+        run: Run from which the pipeline was built.
     """
 
     package: str
@@ -84,13 +84,13 @@ class CompiledPipeline:
 
 
 def compile_pipeline(config: Config, platform: Platform, settings: Settings) -> CompiledPipeline:
-    """Compile the pipeline for a platform. See `resolve`."""
+    """Compile the pipeline for a platform. For the arguments and errors, see `resolve`."""
     run = resolve(config, platform, settings)
     return CompiledPipeline(build(run), run)
 
 
 def resolve(config: Config, platform: Platform, settings: Settings) -> ResolvedRun:
-    """Decide everything about a run on a platform, without contacting it.
+    """Make all decisions about a run on a platform, without contacting the platform.
 
     Args:
         config: Parameters of every step, and the machine.
@@ -98,7 +98,8 @@ def resolve(config: Config, platform: Platform, settings: Settings) -> ResolvedR
         settings: Settings of the platform. Some may be missing.
 
     Raises:
-        InputError: If the platform or the region lacks the machine, or the steps could not read the data or the model.
+        InputError: If the machine is not available on the platform or in the region, or the steps could not read the
+            data or the model.
     """
     mistakes = Mistakes()
     with mistakes.kept():
@@ -145,7 +146,7 @@ def resolve(config: Config, platform: Platform, settings: Settings) -> ResolvedR
 
 
 def build(run: ResolvedRun) -> str:
-    """Build the pipeline of a resolved run, and return it as YAML."""
+    """Build the pipeline of a run, and return it as YAML."""
     from kfp import compiler
 
     from tpu_components.evaluate_model.component import evaluate_model
@@ -189,7 +190,7 @@ def build(run: ResolvedRun) -> str:
 
 
 def require_step_image(platform: Platform, images: Images) -> None:
-    """Check that a platform can pull the image of training and that of the other steps.
+    """Check that a platform can pull the image of the training step and the image of the other steps.
 
     Raises:
         InputError: If the name of an image contains no registry.
@@ -214,14 +215,21 @@ def _cannot_pull(title: str, image: str, what: str, variable: str) -> str:
 
 
 def _train_on(machine: MachineSpec, training: TrainParams) -> TrainParams:
-    """Return the training parameters with the machine's accelerator."""
+    """Return the training parameters with the machine's accelerator.
+
+    Raises:
+        InputError: If the machine does not have the accelerator or the number of replicas in `training`.
+    """
     accelerator = machine.choose_accelerator(training.accelerator, "training.accelerator")
     machine.check_replicas(accelerator, training.num_replicas, "training.num_replicas")
     return dataclasses.replace(training, accelerator=accelerator)
 
 
 def unreadable_places(config: Config, platform: Platform) -> dict[str, Location]:
-    """Return the data and the models of a configuration that the steps' containers cannot read, as {setting: place}."""
+    """Return the places of data and models that the steps' containers cannot read, by the setting that names the place.
+
+    The settings are `data.source`, `gate.champion` and `training.initial_model`.
+    """
     if config.deploy and config.deploy.is_on_vertex:  # Any project: the settings, which name it, may be missing.
         root = _ANY_REGISTRY if config.deploy.registry == VERTEX else config.deploy.registry
         config = config.on_registry(root)
@@ -238,7 +246,7 @@ def unreadable_places(config: Config, platform: Platform) -> dict[str, Location]
 
 
 def check_readable(config: Config, platform: Platform) -> None:
-    """Check that the steps' containers can read all files in the configuration, except the model's file.
+    """Check that the steps' containers can read all files that the configuration names, except the model's file.
 
     Raises:
         InputError: If the containers cannot read a file. The message names all settings with such a file.
@@ -270,9 +278,14 @@ def check_readable(config: Config, platform: Platform) -> None:
 
 
 def with_carried_model(config: Config, platform: Platform, settings: Settings) -> tuple[Config, dict[str, bytes]]:
-    """Replace a user's model by its URI in the bucket. Return the configuration and the files to upload.
+    """Replace the path of a user's model in the configuration by a URI in the bucket.
 
-    The URI contains the model's digest, so that steps run exactly this code, and the platform's cache detects changes.
+    Return the changed configuration, and the content of the files to upload, by URI. The URI contains the digest of the
+    model's code, so that the steps run exactly this code, and the platform's cache detects changes.
+
+    Raises:
+        InputError: If the model cannot be uploaded: it is part of this project or of a library, or the settings have no
+            bucket.
     """
     model = config.training.model
     bundle = bundle_of(model)
@@ -295,9 +308,13 @@ def with_carried_model(config: Config, platform: Platform, settings: Settings) -
 
 
 def with_registry(config: Config, platform: Platform, settings: Settings) -> Config:
-    """Return the configuration with the location of its registry on Vertex AI.
+    """Return the configuration with the location and the options of its registry on Vertex AI.
 
-    A configuration with another registry is not changed.
+    A configuration that has another registry, or none, is not changed.
+
+    Raises:
+        InputError: If a setting for the registry is missing, its service cannot pull the serving image, or the steps
+            cannot read the signing key.
     """
     deploy = config.deploy
     if deploy is None or not deploy.is_on_vertex:

@@ -34,11 +34,11 @@ def notify(run: str, address: str, page: str, run_id: str, status: dsl.PipelineT
 
 
 def exit_task(run: str, platform: Platform, settings: Settings) -> dsl.PipelineTask:
-    """Add the exit task to the pipeline that is being built.
+    """Add the exit task to the pipeline that is being built, and return it.
 
     Args:
         run: Name of the run.
-        platform: The platform, which may send messages itself.
+        platform: The platform. If it can send the notification itself, its task is used in place of `notify`.
         settings: Settings with the receiver, `notify`, the images, and `kfp_host` for the link to the run.
     """
     task = platform.exit_task(settings)

@@ -1,4 +1,4 @@
-"""The pipeline: connects the steps' components."""
+"""Builds the pipeline: connects the KFP components of the steps."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ PIPELINE_NAME = "training-pipeline"
 
 
 def _constants(params: Any, *but: str) -> dict[str, Any]:
-    """Return the fields of a Params dataclass as component inputs, except the fields `but`."""
+    """Return the fields of a Params dataclass as component inputs, without the fields that `but` names."""
     return {name: value for name, value in as_json(params).items() if name not in but}
 
 
@@ -54,13 +54,14 @@ def training_pipeline(
     Args:
         config: Parameters of every step. The pipeline's inputs are the few parameters that change per run.
         on_machines: Components of the steps that run on a TPU or GPU, by step. They include image and machine.
-        cache_keys: Cache key of each step in a local run. Without them, the platform computes the keys, and an
+        cache_keys: Cache key of each step in a local run. Without `cache_keys`, the platform computes the keys, and an
             additional step lists the source in every run.
         data_version: In a local run, the `source_version` of the data from which `cache_keys` are computed.
         lineage: Facts about the run for the registry, in addition to the artifacts' metadata.
         place: Function that sets the platform-specific options of the task of a step that is not in `on_machines`, and
             returns the task.
-        estimated_timeout: Whether the time limit of the training step is preflight's estimate, if there is preflight.
+        estimated_timeout: Whether the training step uses preflight's estimate as its time limit. Without preflight,
+            this has no effect.
         fingerprints: Additional input of each step for the platform's cache; see `platform_fingerprints`.
         exit_task: Function that adds the task that runs when all other tasks have ended, even if they have failed.
         images: Images of the steps that are not in `on_machines`, or None for the images that `make image` builds.

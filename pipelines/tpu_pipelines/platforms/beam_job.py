@@ -11,7 +11,7 @@ from tpu_pipelines.platforms.platform import Platform
 
 
 def with_settings(config: Config, platform: Platform, settings: Settings) -> Config:
-    """Return the configuration with the runner of its Beam job and the settings' options for Dataflow.
+    """Return the configuration with a Beam runner and, for Dataflow, with the options from the settings.
 
     Values of the configuration take precedence over the settings.
 
@@ -31,7 +31,7 @@ def with_settings(config: Config, platform: Platform, settings: Settings) -> Con
 
 
 def _on_dataflow(config: Config, settings: Settings) -> dict[str, str]:
-    """Return the settings as Beam options, by name, without empty ones."""
+    """Return Dataflow's Beam options from the settings, by name, without empty options."""
     configured = config.data.beam_options
     bucket = settings.bucket_location
     options = {

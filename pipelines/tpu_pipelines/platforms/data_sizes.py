@@ -71,7 +71,7 @@ def measure(listing: Listing, params: WriteParams) -> DataSize:
 def _count_splits(listing: Listing, params: WriteParams) -> dict[str, int]:
     """Estimate the number of examples by split.
 
-    It comes from the splits of the source or, if there are none, from the held-out fractions.
+    The estimate uses the splits of the source or, if there are none, the held-out fractions.
     """
     count = len(listing.keys)
     own = Counter(listing.splits.tolist()) if listing.splits is not None else Counter[str]()
@@ -89,7 +89,7 @@ def with_sizes(config: Config, size: DataSize, platform: Platform) -> tuple[Conf
         platform: The platform, which determines what a step can request.
 
     Returns:
-        The configuration, and a message about the added resources. Empty if there are none.
+        The configuration, and a message about added resources and insufficient disks, which may be empty.
     """
     resources = dict(config.resources)
     words = []

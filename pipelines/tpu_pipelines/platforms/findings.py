@@ -160,7 +160,7 @@ class Check:
 
 @contextlib.contextmanager
 def lacking(said: str, remedy: str = "", error: type[Exception] = MissingError) -> Iterator[None]:
-    """Convert an error of the block to a `LackError`. If `said` is empty, the message of the error is used."""
+    """Convert an `error` from the block to a `LackError` with the message `said` or, if empty, the error's message."""
     try:
         yield
     except error as cause:
@@ -187,7 +187,7 @@ def answer(check: Check) -> Iterator[Finding]:
 
 
 def ask_all(checks: Sequence[Check]) -> list[Finding]:
-    """Run all checks that the run needs, those of a platform in threads. Return the findings, the local ones first."""
+    """Run all checks whose condition `when` is true, requests in threads. Return the findings, local checks first."""
     checks = [check for check in checks if check.when]
     needed = {check.needs for check in checks}
     first = {check.about: list(answer(check)) for check in checks if check.about in needed}
@@ -216,7 +216,7 @@ def _merged(findings: Iterable[Finding]) -> list[Finding]:
         first, *others = alike
         names = ", ".join(each.about for each in (first, *others))
         said = f"{first.said}: {names}"
-        merged.append(dataclasses.replace(first, about=f"{len(others) + 1} others", said=said) if others else first)
+        merged.append(dataclasses.replace(first, about=f"{len(others) + 1} checks", said=said) if others else first)
     return merged
 
 

@@ -54,7 +54,7 @@ def repository_of(image: str) -> tuple[str, str, str] | None:
 def find_image(image: str, apis: GoogleApis) -> Image:
     """Look up an image in its registry, without pulling it.
 
-    It reads manifests and blobs with GET requests: https://distribution.github.io/distribution/spec/api.
+    The function reads manifests and blobs with GET requests: https://distribution.github.io/distribution/spec/api.
 
     Raises:
         MissingError: If the registry does not have the image.

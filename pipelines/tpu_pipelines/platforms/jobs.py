@@ -169,9 +169,8 @@ class Schedule:
 def comparable(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the contents of two schedules in a form that can be compared.
 
-    The pipeline specification is left out if the digest labels are equal.
-
-    A service may complete and reorder a specification, so that it would always differ.
+    The pipeline specification is left out if the digest labels are equal, because a service may complete and reorder
+    it, so that equal pipelines would differ.
     """
     digest = after.get("labels", {}).get(DIGEST)
     is_same = bool(digest) and before.get("labels", {}).get(DIGEST) == digest
@@ -214,7 +213,7 @@ class PlatformClient(Protocol):
         """Create a schedule."""
 
     def update_schedule(self, schedule_id: str, job: Job, cron: str) -> Schedule:
-        """Change job or time of a schedule. If the platform cannot change it, replace the schedule by a new one."""
+        """Change the job or the times of a schedule. A platform that cannot change a schedule replaces it."""
 
     def pause_schedule(self, schedule_id: str) -> None:
         """Pause a schedule. It does not start runs until it is resumed."""

@@ -1,4 +1,4 @@
-"""Limits of the length of texts on a platform. Each text is checked before it is sent.
+"""Largest lengths of texts that a platform accepts. Each text is checked before it is sent.
 
 Texts that must match a pattern are checked when they are read: labels, volumes, secrets and accounts by
 `config.settings`, the model's name, alias and endpoint by `deploy_model.params`, and machines by `machine_spec`.

@@ -13,7 +13,7 @@ from tpu_pipelines.platforms.resources import TIMEOUT_WITHOUT_ESTIMATE_SECONDS, 
 
 
 def require_machine(config: Config, platform: Platform) -> MachineSpec:
-    """Return the machine of a configuration.
+    """Return the machine of a configuration, after checking that the platform and the backend support it.
 
     Raises:
         InputError: If the configuration has no machine, the platform does not offer it, or the machine has several
@@ -64,9 +64,13 @@ class TrainingTimeout:
 def training_timeout(config: Config, platform: Platform) -> TrainingTimeout:
     """Return the time limit of the training step on the machine of the configuration, which must have a machine.
 
-    It is the first of these that exists: 1. `machine.timeout_seconds`. 2. For a TPU, preflight's estimate from
-    `preflight_training.params.timeout_seconds`, on a platform that accepts a time limit while the pipeline runs. 3. The
-    time that `preflight.max_price_usd` pays for, with a margin for TPUs. 4. A day.
+    The time limit is the first of these that is known:
+
+    1. `machine.timeout_seconds`.
+    2. For a TPU, preflight's estimate from `preflight_training.params.timeout_seconds`, on a platform that accepts a
+       time limit while the pipeline runs.
+    3. The time that `preflight.max_price_usd` pays for, with a margin for TPUs.
+    4. A day.
     """
     machine = config.machine
     assert machine is not None
@@ -117,7 +121,7 @@ class PlacedTraining:
 def place_training(config: Config, machine: MachineSpec, platform: Platform, region: str = "") -> PlacedTraining:
     """Assign a machine to the training step of a configuration.
 
-    All commands get time limits and prices from this function. So they all show the same values for the same run,
+    All commands get time limits and prices from this function, so that they show the same values for the same run,
     whether the machine comes from the configuration, from `--set machine=…` or from `--compare`.
 
     Args:

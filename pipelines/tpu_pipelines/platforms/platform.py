@@ -99,7 +99,7 @@ class Platform(Protocol):
         """
 
     def training_retries(self, machine: "MachineSpec") -> int:
-        """Return how often training on this machine is restarted, unless the configuration sets the number."""
+        """Return the default number of retries of training on a machine. The configuration may set another number."""
 
     def memory_request(self, config: "Config", step: str, gib: float) -> float | None:
         """Return the memory to request so that a step can use `gib` GiB.
@@ -134,7 +134,7 @@ class Platform(Protocol):
         """
 
     def restart_warning(self, machine: "MachineSpec", settings: Settings) -> str:
-        """Return a warning if a step that loses its machine has no volume for checkpoints; else an empty text."""
+        """Return a warning if a step that may lose its machine has no place for checkpoints, else an empty string."""
 
     def place(self, task: Any, step: str, config: "Config", settings: Settings) -> Any:
         """Set time limit, disk and sign-in on the task of a step that has no machine. Return the task."""

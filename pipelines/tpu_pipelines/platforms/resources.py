@@ -18,7 +18,7 @@ TIMEOUT_WITHOUT_ESTIMATE_SECONDS = 24 * 3600
 
 
 def resources_of(config: Config, step: str, default_retries: int = 0) -> StepResources:
-    """Return a step's resources: those in the configuration, and defaults for the others.
+    """Return a step's resources: the values in the configuration, and defaults for values that are not set.
 
     By default, preflight requests memory for its compilation limit, and training for twice `training.in_memory_mib`.
 
@@ -58,7 +58,7 @@ def apply_retries(task: Any, requested: StepResources, timeout_seconds: int = 0,
         task: Task of the step.
         requested: Resources of the step, with the number of retries.
         timeout_seconds: Time limit of one attempt. 0 means `requested.timeout` or, if that is 0, a day.
-        is_of_all: Whether it is the time limit of all attempts together.
+        is_of_all: Whether the time limit is for all attempts together.
     """
     if not requested.retries:
         return task

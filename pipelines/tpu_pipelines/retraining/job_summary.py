@@ -1,4 +1,4 @@
-"""Reports for CI, from the findings of a run: Markdown for a job's summary or a pull request, and JUnit XML.
+"""Writes reports about a run for CI: Markdown for the summary of a CI job or a pull request, and JUnit XML.
 
 JUnit XML has no official standard. This module writes the elements in the XSD of Jenkins's xUnit plugin.
 """
@@ -42,16 +42,16 @@ _HEADING_LEVEL = 3
 
 @dataclasses.dataclass(frozen=True)
 class RunFindings:
-    """Findings of a run. In an unfinished run, missing findings are None or empty.
+    """Findings of a run. Findings that a run does not have, for example because it is unfinished, are None or empty.
 
     Attributes:
-        reasons: Outcomes of the gate's rules.
+        reasons: The gate's rules, with their outcomes.
         error: Message of the error that stopped the run. Empty if the run did not fail.
         evaluation: Metrics of the model and of the champion.
         preflight: Report of preflight.
         champion: Footprint of the training run of the registered champion.
         same_as: Registered version of the model, if every step came from the cache; otherwise empty.
-        unread: Reason why the metrics of a successful run could not be read; otherwise empty.
+        unread: Error if the run succeeded but its metrics could not be read; otherwise empty.
     """
 
     reasons: tuple[Rule, ...] = ()
@@ -93,7 +93,7 @@ class RunFindings:
             def fetch(step: str, output: str, name: str) -> Path:
                 place = submitter.find_output(submission.job_id, step, output)
                 if not place:
-                    raise InputError(f"the platform does not report the place of the output of {step}")
+                    raise InputError(f"the platform does not report where the output of {step} is stored")
                 if not Location(place).is_remote:
                     raise InputError(f"this machine cannot read the output of {step}: {place}")
                 return storage.localize(Location(place).child(name), Path(folder)).parent
@@ -130,7 +130,7 @@ def render_markdown(
 
 
 def render_preflight(name: str, report: PreflightReport, comparison: FootprintComparison | None) -> str:
-    """Return GitHub Markdown about preflight's findings.
+    """Return GitHub Markdown about preflight's findings for a configuration.
 
     Args:
         name: Name of the configuration.
@@ -169,7 +169,7 @@ def render_outputs(values: Mapping[str, str]) -> str:
 
 
 def append(path: Path, text: str) -> None:
-    """Append text to a file in place. The file may be a mount that cannot be replaced."""
+    """Append text to a file in place, because the file may be a mount, which cannot be replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a", encoding="utf-8") as file:
         file.write(text)
@@ -178,7 +178,7 @@ def append(path: Path, text: str) -> None:
 def render_junit(name: str, outcome: str, reasons: Sequence[Rule]) -> str:
     """Return the rules of the gate as JUnit test cases.
 
-    A run that failed, or has no rules, is a single test case.
+    If the run failed, was cancelled or has no rules, a test case for the run itself is added.
 
     Args:
         name: Name of the configuration.
@@ -256,7 +256,7 @@ def _preflights(runs: Mapping[str, RunFindings]) -> Table:
 
 
 def _slices(evaluation: Evaluation) -> Table:
-    """Return a table of the slices that became significantly better or worse, the worst first."""
+    """Return a table of at most 10 slices that are significantly better or worse than the champion's, worst first."""
     compared = [(part.difference.advantage, i) for i, part in enumerate(evaluation.slices) if part.difference]
     scores = [Score.of_slice(evaluation.slices[i]) for _, i in sorted(compared)]
     return table_of("slice", [score for score in scores if score.look in ("good", "bad")][:_LISTED_SLICES])
@@ -268,13 +268,12 @@ def _legal(text: str) -> str:
 
 
 def _champion(evaluation: Evaluation | None, look_up: Callable[[], str]) -> NamedFootprint | None:
-    """Return the footprint of the champion in an evaluation.
-
-    Return None if there is no champion, or it has no footprint.
+    """Return the footprint of the champion in an evaluation, or None if there is no champion or footprint.
 
     Args:
         evaluation: The evaluation.
-        look_up: Function that returns the reference of the registry's current champion. It may be a later version.
+        look_up: Function that returns the reference of the registry's current champion, which may be a later version
+            than the champion in the evaluation.
     """
     champion = evaluation.registered_champion if evaluation else None
     if not champion or not champion.version:

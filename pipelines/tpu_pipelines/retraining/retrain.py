@@ -1,13 +1,13 @@
 """Decides whether a run is needed.
 
-The decision depends on the age of the last run with the same name and the changes since then.
+The decision depends on the age of the last run with the same name, and on the changes since that run.
 
-Every decision is kept:
+Every decision is kept in a separate file:
 
     REGISTRY/MODEL/decisions/2026-11-23T03-07-12.123456Z.json
 
-Several machines may decide at the same time, because each decision writes only its own file. The state of unfinished
-runs is requested again when the history is read.
+Several machines may therefore decide at the same time. When the history of decisions is read, the state of unfinished
+runs is requested again.
 """
 
 import dataclasses
@@ -61,7 +61,7 @@ class Occasion:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse a list such as `changed,older-than=30d`.
+        """Parse a list of conditions such as `changed,older-than=30d`.
 
         Raises:
             InputError: If the list has an unknown condition.
@@ -85,15 +85,15 @@ class Occasion:
 
 @dataclasses.dataclass(frozen=True)
 class RunDecision:
-    """Decision whether to run, and the outcome of its run.
+    """A decision whether a run is needed, and the outcome of the run that was started.
 
     Attributes:
-        at: Time of the decision, UTC, ISO 8601. It is the name of the file.
+        at: Time of the decision, UTC, ISO 8601. The name of the decision's file is derived from it.
         needed: Whether a run was needed.
         changed: Changes before the decision: any of `data`, `configuration` and `code`.
-        reason: Reasons as text.
+        reason: Reasons for the decision, as text.
         run: Job or folder of the run. Until a run is started, it is the job or folder of the last run. Empty if there
-            is none.
+            is no run.
         outcome: `promoted`; `passed` if the model passed the gate but the run has no registry; `not promoted`; or the
             state of a run without a result. `started` for a local run that is running or was killed. Empty until a run
             starts.
@@ -117,16 +117,28 @@ class RunDecision:
 
     @classmethod
     def make(cls, needed: bool, reason: str, since: str = "", changed: tuple[str, ...] = ()) -> Self:
-        """Return a decision about a retraining with the current time. `since` is the ID of the last run."""
+        """Return a decision with the current time.
+
+        Args:
+            needed: Whether a run is needed.
+            reason: Reasons for the decision, as text.
+            since: Job or folder of the last run.
+            changed: Changes since the last run: any of `data`, `configuration` and `code`.
+        """
         return cls(now().isoformat(timespec="microseconds"), needed, changed, reason, since)
 
     @property
     def is_open(self) -> bool:
-        """Whether the recorded outcome is not final. Such an outcome is empty, pending or running."""
+        """Whether the recorded outcome may still change: it is empty, pending or running."""
         return self.outcome in (State.PENDING, State.RUNNING, "")
 
     def with_run(self, run: Submission, usd_per_hour: float | None) -> Self:
-        """Return the decision with the current state and price of its run on a platform."""
+        """Return the decision with the current state and price of its run on a platform.
+
+        Args:
+            run: The run, with its current state.
+            usd_per_hour: Price of the run's machine in US dollars per hour, or None if it is unknown or free.
+        """
         hours = run.training_seconds / 3600 if self.needed else 0.0
         return dataclasses.replace(
             self,
@@ -148,11 +160,12 @@ def decide(
         plan: The run that would be submitted.
         submitter: Client of the platform.
         occasion: Conditions for a run.
-        look_for_drift: Function that compares the data with those of the champion. It is used if `occasion.drifted`.
+        look_for_drift: Function that compares the data with the champion's data. It is called only if
+            `occasion.drifted` is set.
 
     Returns:
-        The decision. By default no run is needed if an equal run, submitted or scheduled, is still running or has ended
-        with a decision of the gate.
+        The decision. By default, no run is needed if an equal run, submitted or scheduled, is still running or has
+        ended with a decision of the gate.
     """
     job = plan.jobs[0]
     last = look_up(plan, submitter) or submitter.latest(job.name)
@@ -161,7 +174,7 @@ def decide(
 
 
 def decide_here(config: Config, workspace: Path, listing: Listing, occasion: Occasion = Occasion()) -> RunDecision:
-    """Decide whether to run a configuration on this machine, by comparing it with the last run with its name.
+    """Decide whether to run a configuration on this machine, by comparing it with the last run of the same name.
 
     No run is started.
 
@@ -194,7 +207,16 @@ def _decide(
     occasion: Occasion,
     look_for_drift: Callable[[], Drift],
 ) -> RunDecision:
-    """Decide by comparing a run's fingerprints with those of the last run, and by the conditions."""
+    """Decide whether a run is needed, from the last run, the changes since then, and the conditions for a run.
+
+    Args:
+        name: Name of the run.
+        last: The last run, or None if there is no earlier run.
+        fingerprints: Fingerprints of the new run.
+        is_change: Whether the new run differs from the last run.
+        occasion: Conditions for a run.
+        look_for_drift: Function that compares the data with the champion's data.
+    """
     if last is None:
         return RunDecision.make(True, f"there is no earlier run of {name!r}")
     since, before = last.job_id, last.fingerprints
@@ -216,9 +238,9 @@ def _decide(
 def _apply(
     occasion: Occasion, decision: RunDecision, created: str, is_change: bool, look: Callable[[], Drift]
 ) -> RunDecision:
-    """Apply the conditions of `--when` to a decision.
+    """Apply the conditions of `--when` to a decision that is based only on the changes since the last run.
 
-    A new run is always needed if the last run has no result.
+    If nothing has changed and the last run has no result, a run is needed whatever the conditions are.
     """
     age = now() - datetime.datetime.fromisoformat(created) if created else None
     if occasion.always and not decision.needed:
@@ -253,7 +275,8 @@ def place_of(config: Config, otherwise: Location) -> Location:
 
     Args:
         config: The configuration.
-        otherwise: Parent folder if the configuration has no registry that is a folder: a bucket or the workspace.
+        otherwise: Parent folder to use if the configuration has no registry in a folder. It is the folder of the runs:
+            a bucket or the workspace.
     """
     deploy = config.deploy
     if deploy and deploy.registry and not deploy.is_on_vertex:
@@ -262,7 +285,7 @@ def place_of(config: Config, otherwise: Location) -> Location:
 
 
 def record(place: Location, entry: RunDecision) -> None:
-    """Write an entry to its file. An earlier state of the entry is replaced."""
+    """Write a decision to its file in a folder of decisions. An earlier state of the decision is replaced."""
     content = json.dumps(dataclasses.asdict(entry), indent=2).encode()
     storage.write_file(place.child(_name(entry)), content)
 
@@ -280,10 +303,10 @@ def entries(
     """Return all decisions, the newest first. The outcome of unfinished runs is requested and recorded.
 
     Args:
-        place: Folder from `place_of`.
+        place: Folder of the decisions, from `place_of`.
         ask: Function that returns the state of a job by its ID, or None if the platform no longer has the job.
         price: Function that returns the price of a machine in US dollars per hour, or None if it is unknown.
-        leave_out: Function that is called with the name of each file that is not a decision.
+        leave_out: Function that is called with the name of each file that is ignored because it is not a decision.
     """
     known = []
     for file in storage.list_known(place):
@@ -304,7 +327,11 @@ def entries(
 
 
 def _paid_once(known: Sequence[RunDecision]) -> list[RunDecision]:
-    """Return decisions, the oldest first, with hours and price only in the first decision of each run."""
+    """Keep the hours and the price only in the first decision of each run, so that no run is counted twice.
+
+    Args:
+        known: Decisions, the oldest first.
+    """
     begun = {entry.run: entry.at for entry in reversed(known) if entry.needed}
     return [
         entry
@@ -325,7 +352,7 @@ def write_page(known: Sequence[RunDecision], name: str, path: Path) -> None:
     runs = len({entry.run for entry in known if entry.needed and entry.run})
     paid = sum(entry.usd or 0.0 for entry in known if entry.needed)
     subtitle = f"{len(known)} decisions, {runs} run{'' if runs == 1 else 's'}"
-    subtitle += f", ${paid:.2f} for machines, at their target's price" if paid else ""
+    subtitle += f", ${paid:.2f} for machines, at the platform's price" if paid else ""
     storage.write_bytes(path, page.render(f"{name}: retraining decisions", [_table(known)], [subtitle]).encode())
 
 

@@ -65,7 +65,7 @@ def find_drift(config: Config, settings: Settings | None = None) -> Drift:
         data = dataclasses.replace(data, tokenization=before.words_rule)
     sample = sketch_sample(data)
     shifts = [shift for shift in find_shifts(sample, before) if shift.drifted]
-    seen = f"comparing {sample.num_examples:,} examples with the {before.num_examples:,} of {origin.name}"
+    seen = f"comparing {sample.num_examples:,} examples with the {before.num_examples:,} examples of {origin.name}"
     if not shifts:
         return Drift(False, f"no statistic of the data has drifted, {seen}")
     words = [f"{shift.figure.replace('_', ' ')} {shift.now}, {shift.before} before" for shift in shifts[:_NAMED]]
@@ -96,9 +96,9 @@ def sketch_place(place: str) -> DataSketch:
 
 
 def sketch_sample(params: WriteParams) -> DataSketch:
-    """Return the statistics of a sample of a source, to compare it with other data.
+    """Return the statistics of a sample of a source, which can be compared with those of other data.
 
-    The sample is the same share of every split.
+    The sample contains the same share of every split.
 
     Raises:
         InputError: If the source cannot be used, or is one long text (a corpus).
@@ -120,7 +120,7 @@ def sketch_sample(params: WriteParams) -> DataSketch:
 
 
 def champion_of(config: Config, settings: Settings | None) -> str:
-    """Return `Config.champion`, the model to beat. The settings determine a registry on Vertex AI."""
+    """Return the champion (the model to beat) of a configuration. The settings locate a registry on Vertex AI."""
     if config.deploy and config.deploy.registry == VERTEX and settings:
         config = config.changed("deploy", registry=settings.vertex_registry())
     return config.champion

@@ -63,7 +63,7 @@ def find_export(name: str, workspace: Path) -> str:
 def _describe(path: Path) -> str:
     """Describe a path without an export, for an error message.
 
-    The latest run with the same name that has an export is named.
+    If another run with the same name has an export, the text names the latest such run.
     """
     if not path.exists():
         return "no such folder"

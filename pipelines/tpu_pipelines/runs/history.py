@@ -204,14 +204,14 @@ def as_rows(workspace: Path, name: str = "") -> list[dict[str, Any]]:
     if not rows:
         raise InputError(
             f"There is no run{f' named {name!r}' if name else ''} in {workspace}: "
-            f"{'expected one of ' + ', '.join(known) if (known := names(workspace)) else 'it holds none'}. Check "
-            "the workspace."
+            f"{'expected one of ' + ', '.join(known) if (known := names(workspace)) else 'it has no finished runs'}. "
+            "Check the workspace."
         )
     return rows
 
 
 def unfinished(workspace: Path) -> list[str]:
-    """Return the names whose latest run has not ended, because it is running or was interrupted."""
+    """Return the names of runs whose latest run has not ended, because it is running or was interrupted."""
     return sorted(path.parent.name for path in workspace.glob(f"*/{LOG_FILE}") if _has_begun(path.parent))
 
 

@@ -108,7 +108,7 @@ def check_data(config: Config, listing: Listing | None = None) -> DatasetPlan:
 
 
 def _check_earlier_model(config: Config, role: str, place: str, class_names: Sequence[str]) -> None:
-    """Check that a model that the run reads has the task and classes of the data.
+    """Check that an earlier model that the run uses has the task and classes of the data.
 
     Models in a bucket are not checked.
 
@@ -128,7 +128,7 @@ def _check_earlier_model(config: Config, role: str, place: str, class_names: Seq
     else:
         return
     advice = (
-        "Register such models under another name: set deploy.model_name"
+        "Register models for these data under another name: set deploy.model_name."
         if role == "champion"
         else "Remove training.initial_model to start with new weights."
     )
@@ -170,7 +170,7 @@ def _prepare(backend: str, accelerator: str, num_replicas: int) -> None:
 
 
 def needs_check(config: Config) -> bool:
-    """Return whether the model must be built and exported before the run, because the run would fail late.
+    """Return whether the model must be built and exported before the run, because the run could otherwise fail late.
 
     The result is True for a user's model in a run with preflight. It is also True for any model if the export must
     contain a LiteRT file or the section training names a Keras class. In other cases, training fails within seconds

@@ -38,7 +38,7 @@ class LocalRun:
         fingerprints: Digests of everything on which the run depends, by part, in the form of the summary.
         run_dir: Folder of the results.
         cache_dir: Folder of cached results of steps.
-        receipts: Receipts from which preflight's intervals follow.
+        receipts: Receipts on which preflight's intervals are based.
     """
 
     config: Config
@@ -67,7 +67,7 @@ def resolve(config: Config, workspace: Path, listing: Listing | None = None) -> 
     storage.require_utf8(workspace)
     if config.machine:
         config.machine.require_one_host(
-            "A run on this machine trains on one host (`tpu-pipelines submit` on several hosts)"
+            "A run on this machine trains on one host (`tpu-pipelines submit` supports several hosts)"
         )
     registered = with_registry(config, workspace)
     data = check_run(registered, workspace, listing)
@@ -94,7 +94,7 @@ def fingerprints_here(
         config: The run's configuration.
         workspace: Folder of the runs.
         listing: Examples of the data set.
-        known: Fingerprints of the last run. If nothing has changed, nothing is checked.
+        known: Fingerprints of the last run. If the new fingerprints are equal, the run is not checked again.
 
     Raises:
         InputError: If the data or the configuration cannot be used.

@@ -1,6 +1,6 @@
 """Runs the whole pipeline on this machine with kfp.local.
 
-It is the same pipeline object that is compiled for the cloud.
+The pipeline object is the same as the one that is compiled for the cloud.
 """
 
 import contextlib
@@ -128,7 +128,13 @@ def run_local(
 
 @contextlib.contextmanager
 def _only_run(run_dir: Path, cache_dir: Path) -> Iterator[None]:
-    """Hold the run's lock. The system releases it when the process ends in any way."""
+    """Hold the lock of a run, so that no other process writes to its folders.
+
+    The operating system releases the lock when the process ends in any way.
+
+    Raises:
+        InputError: If another process holds the lock.
+    """
     cache_dir.mkdir(parents=True, exist_ok=True)
     run_dir.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as held:

@@ -1,6 +1,6 @@
 """The step cache of a run: entries of kfp.local, and outputs of the steps.
 
-Files outside of its folder are not changed.
+Files outside of the cache folder are not changed.
 
     CACHE/steps/KEY.json                      kfp.local's entry for a step that is done
     CACHE/training-pipeline-TIME/TASK/OUTPUT  an output of the step
@@ -108,7 +108,7 @@ class StepCache:
         return self.output(key, name)
 
     def keep_only(self, runs: Iterable[Path]) -> None:
-        """Delete the steps whose files have no hard link in a run."""
+        """Delete the cached steps of which no file has a hard link in one of the folders of `runs`."""
         files = (path for run in runs for path in run.rglob("*") if path.is_file())
         held = {(status.st_dev, status.st_ino) for status in map(Path.lstat, files)}
         for path in self.entries_dir.glob("*.json"):

@@ -58,7 +58,10 @@ def with_registry(config: Config, workspace: Path) -> Config:
 def check_run_dir(config: Config, run_dir: Path) -> None:
     """Check that a run may write to a folder.
 
-    It must be writable, empty or the folder of a run, and contain no inputs of the run.
+    The folder must be writable, must be empty or the folder of an earlier run, and must contain no inputs of the run.
+
+    Raises:
+        InputError: If the run may not write to the folder.
     """
     storage.require_writable(run_dir)
     check_history(run_dir)

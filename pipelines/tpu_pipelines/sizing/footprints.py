@@ -22,14 +22,14 @@ _ROUNDING = 1e-9
 
 @dataclasses.dataclass(frozen=True)
 class NamedFootprint:
-    """A footprint to compare with, and its name."""
+    """The footprint of a training run to compare with, and the name of that run."""
 
     name: str
     footprint: Footprint
 
 
 def load_baseline(text: str) -> NamedFootprint:
-    """Load the footprint of a registered version, or of the first machine in a preflight report.
+    """Load the footprint to compare with, from a registered version or from the first machine of a preflight report.
 
     Args:
         text: `REGISTRY/MODEL@VERSION_OR_ALIAS`, a folder that preflight wrote, or its `preflight.json`.
@@ -72,7 +72,7 @@ def _of_report(text: str) -> NamedFootprint:
 
 @dataclasses.dataclass(frozen=True)
 class FootprintComparison:
-    """Comparison of two training runs.
+    """Comparison of the footprints of two training runs.
 
     Attributes:
         new: Footprint of the new training run.
@@ -90,7 +90,7 @@ class FootprintComparison:
     def make(
         cls, report: PreflightReport, baseline: NamedFootprint, slower: float = math.inf, dearer: float = math.inf
     ) -> Self | None:
-        """Compare the training run on the first machine of a report.
+        """Compare the training run on the first machine of a preflight report with another training run.
 
         Return None if the training step does not fit the machine.
 
@@ -98,7 +98,7 @@ class FootprintComparison:
             report: Findings of preflight.
             baseline: Training run to compare with.
             slower: Largest allowed increase of the time of an epoch. 0.1 means 10%.
-            dearer: Largest allowed increase of the price of a run.
+            dearer: Largest allowed increase of the price of a run. 0.1 means 10%.
         """
         new = report.footprint(report.machines[0])
         if new is None:
@@ -107,11 +107,11 @@ class FootprintComparison:
         return dataclasses.replace(comparison, broken=comparison.broken_limits(slower, dearer))
 
     def broken_limits(self, slower: float, dearer: float) -> tuple[str, ...]:
-        """Return a message for each limit that is exceeded.
+        """Return a message for each limit that the new training run exceeds.
 
         Args:
             slower: Largest allowed increase of the time of an epoch. 0.1 means 10%.
-            dearer: Largest allowed increase of the price of a run.
+            dearer: Largest allowed increase of the price of a run. 0.1 means 10%.
         """
         new, old = self.new, self.old
         limited = (
@@ -175,7 +175,7 @@ class FootprintComparison:
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """Messages if the other run used another compiler, or another number of training examples."""
+        """Messages about differences that limit the comparison: compiler versions and numbers of training examples."""
         compilers = {name: self.old.compiler.get(name, "another version") for name in sorted(self.new.compiler)}
         caveats = [
             f"this run was compiled with {name} {self.new.compiler[name]}, {self.name} with {before}"

@@ -1,4 +1,4 @@
-"""Preflight of a configuration outside of a run. It needs no written records and no TPU."""
+"""Runs preflight for a configuration outside of a pipeline run. This needs no records and no TPU."""
 
 import contextlib
 import dataclasses
@@ -61,7 +61,11 @@ class PlannedData:
             )
 
     def split(self, at_hand: Mapping[str, int]) -> dict[str, int]:
-        """Divide the assumed number of examples among the splits in the proportions of `at_hand`."""
+        """Divide `num_examples` among the splits in the proportions of the available examples.
+
+        Args:
+            at_hand: Number of available examples by split.
+        """
         whole = sum(at_hand.values())
         return {name: max(count * self.num_examples // whole, min(count, 1)) for name, count in at_hand.items()}
 
@@ -85,7 +89,7 @@ class PlannedData:
                     f" and divided by {slower:.3g}, for {self.image_bytes:,} bytes per image instead of {each:,.0f}"
                 )
             else:
-                words += "; records have images of data.image_size, so --image-bytes does not change their size"
+                words += "; images in the records have the size data.image_size, so --image-bytes has no effect"
         return dataclasses.replace(facts, host=host, assumed=words)
 
 
@@ -107,13 +111,14 @@ def preflight(
         machines: Short names of machines. If empty, the configuration's machine and fallbacks are used or, if it has
             none, the cheapest machine.
         directory: Folder for `preflight.json` and `preflight.html`. An existing report is replaced.
-        like: Footprint of another training run, which determines the numbers of examples. The available data are a
-            sample.
+        like: Footprint of another training run. If it is set, preflight assumes the numbers of examples of that run,
+            and uses the available data only as a sample.
         platforms: Platforms whose prices are used for each machine. If empty, the default platform is used.
         planned: Expected size of the training data, of which the available data are a sample.
         region: Region from the settings; see `platforms.machines.on_machine`.
         is_timed: Whether times and prices are estimated in addition to the memory.
-        store: Receipts of the project's runs, from which the intervals follow. None means the published intervals.
+        store: Receipts of the project's runs, from which preflight derives its intervals. None means the published
+            intervals.
 
     Raises:
         InputError: If the configuration, its data or its model cannot be used, or the TPU compiler is not installed.
@@ -145,7 +150,7 @@ def preflight(
 
 
 def judge_machines(config: Config, listing: Listing, machines: Sequence[PaidMachine]) -> tuple[MachineReport, ...]:
-    """Return preflight's reports for machines. Earlier compilations come from the cache.
+    """Return preflight's report for each machine. Compilations are reused from the cache.
 
     Raises:
         CannotAskError: If preflight is switched off.
@@ -161,9 +166,9 @@ def judge_machines(config: Config, listing: Listing, machines: Sequence[PaidMach
 
 
 def with_settings_of(machine: MachineSpec, configured: MachineSpec | None) -> MachineSpec:
-    """Return a machine with the configured time limit.
+    """Return a machine with the time limit, region and spot setting of the configured machine.
 
-    It also has the configured region and spot price, if these are available for the machine.
+    The region and the spot setting are used only if they are available for the machine.
     """
     if configured is None:
         return machine
@@ -173,10 +178,10 @@ def with_settings_of(machine: MachineSpec, configured: MachineSpec | None) -> Ma
 
 
 def describe_data(config: Config, listing: Listing, cache_dir: Path, planned: PlannedData | None = None) -> DataFacts:
-    """Return preflight's facts about the data, except the rate at which this machine reads them.
+    """Return preflight's facts about the data, except the rate at which this machine reads the data.
 
     To find out the shape of the examples, a few of them are written in the same way as the whole data set. The result
-    is cached until the size or time of a source file changes.
+    is cached until the size or modification time of a source file changes.
 
     Args:
         config: Configuration of the training run.
@@ -204,13 +209,15 @@ def describe_data(config: Config, listing: Listing, cache_dir: Path, planned: Pl
 def measure_sample(
     config: Config, listing: Listing, facts: DataFacts, measurement: Measurement, planned: PlannedData | None = None
 ) -> DataFacts:
-    """Return the facts about the data with the host's rate, measured on a sample that is written like the data set.
+    """Measure how fast this machine reads a sample of the data. Return the facts about the data with this rate.
+
+    The sample is written in the same way as the whole data set.
 
     Args:
         config: Configuration of the training run.
         listing: Examples of the data set.
         facts: Facts about the data, without the host's rate.
-        measurement: Measurement, which measures and caches the rate.
+        measurement: Object that measures the rate and caches the result.
         planned: Expected size of the training data, of which the available data are a sample.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The command that copies local data to a bucket. The steps of a platform can read them there."""
+"""Plans the command that copies local data to a bucket, where the steps on a platform can read the data."""
 
 import dataclasses
 import os
@@ -30,7 +30,7 @@ class DataCopy(NamedTuple):
 
 
 def plan_copy(source: str, bucket: str = "") -> DataCopy:
-    """Return the copy of a local source in a bucket.
+    """Return the command that copies a local source to a bucket, and the source of the copy.
 
     Args:
         source: A local source, for example `images:/data/flowers`.
@@ -46,7 +46,7 @@ def plan_copy(source: str, bucket: str = "") -> DataCopy:
 
 
 def copy_words(local: str, uri: Location) -> tuple[str, ...]:
-    """Return the words of the command that copies a file or folder to `gs://…` or `s3://…`.
+    """Return the program and arguments of the command that copies a file or folder to `gs://…` or `s3://…`.
 
     Example:
         >>> copy_words("/data/flowers", Location("s3://my-bucket/data/flowers"))

@@ -1,4 +1,4 @@
-"""Overview of data within seconds: counts, classes, sizes and damaged files."""
+"""Gives an overview of data within seconds: counts, classes, sizes and damaged files."""
 
 import contextlib
 import dataclasses
@@ -69,7 +69,7 @@ _MOST_LEVELS = 20  # Numeric labels with more different values are treated as a 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class DataOverview(Displayed):
-    """Overview of data, from all file names and the content of some files.
+    """An overview of data, from the names of all files and the content of some files.
 
     Attributes:
         params: Parameters to read the data.
@@ -77,14 +77,14 @@ class DataOverview(Displayed):
         split_examples: Number of examples by split.
         class_examples: Number of examples by class or label. Empty without classes.
         has_splits: Whether the source defines splits.
-        notes: Messages of the source about left-out inputs and assumptions.
+        notes: Messages about inputs that the source left out, and about assumptions.
         num_looked_at: Number of examples that were read.
         sizes: (height, width) of each image that was read.
         channels: Numbers of channels of the images: 1, 3 or both.
         lengths: Number of words of each text that was read.
-        damaged: Damaged examples among those that were read: reasons by name.
-        unusable: Examples that are known to be unusable without reading files: reasons by name. Such examples are rows
-            of a table without a label or a word, and files that are missing or empty.
+        damaged: Damaged examples among the examples that were read: reasons by name.
+        unusable: Examples that cannot be used, and are detected without reading files: reasons by name. They are table
+            rows without a label, texts without words, and files that are missing or empty.
         num_inputs: Number of all inputs, usable or not.
         class_splits: Number of examples by class or label, for each split.
         warnings: Warnings about splits whose words are mostly unknown, one for each such split.
@@ -108,10 +108,7 @@ class DataOverview(Displayed):
 
     @property
     def trained_classes(self) -> Mapping[str, int]:
-        """Number of training examples by class.
-
-        If the splits are not known, number of all examples by class.
-        """
+        """Number of training examples by class, or of all examples by class if the splits are not known."""
         return self.class_splits.get(TRAIN, self.class_examples)
 
     @property
@@ -131,9 +128,9 @@ class DataOverview(Displayed):
         return "\n".join(self.lines())
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a mapping of example counts for each class, in total and by split.
+        """Return the rows of a table: one row per class, with the number of examples in total and in each split.
 
-        Without classes, return a mapping for each split.
+        Without classes, return one row per split, with its number of examples.
         """
         if not self.class_examples:
             return [{"split": name, "examples": count} for name, count in self.split_examples.items()]
@@ -158,7 +155,7 @@ class DataOverview(Displayed):
         return messages
 
     def facts(self) -> list[str]:
-        """Return lines with the number of examples, and with their classes and sizes."""
+        """Return lines for a terminal: the number of examples by split, their classes, and their sizes."""
         total = sum(self.split_examples.values())
         splits = ", ".join(f"{name} {count:,}" for name, count in self.split_examples.items())
         own = "from the source" if self.has_splits else "held out by hash"
@@ -188,14 +185,14 @@ class DataOverview(Displayed):
 
 
 def source_of(place: str, kind: str = "") -> str:
-    """Return the source, for example `images:DIR`, for a path. A source is returned unchanged.
+    """Return the source of the data at a path, for example `images:DIR`. A source is returned unchanged.
 
     Args:
-        place: A folder or file, local or on gs://.
+        place: A folder or file, local or on gs://, or a source.
         kind: One of `KINDS`. If empty, the kind is detected.
 
     Raises:
-        InputError: If there is no such path, or the kind of its data is unknown.
+        InputError: If the path does not exist, or the kind of its data cannot be detected.
     """
     if SourceRef.parse(place).kind in SOURCES:
         return place
@@ -240,7 +237,7 @@ class Guess(NamedTuple):
 
     Attributes:
         params: Parameters to read the data, with the task.
-        listing: The examples, or None if they must be listed with `params`.
+        listing: The examples, or None if they must still be listed with `params`.
         reason: Message to the user that says why the task was chosen. Empty if the labels were not examined.
     """
 
@@ -252,9 +249,8 @@ class Guess(NamedTuple):
 def guess_task(params: WriteParams) -> Guess:
     """Guess the task from the labels.
 
-    `cat|dog` is multi-label, and numbers with a fraction are a regression.
-
-    A few different whole numbers are classes, even if they are written as `1.0`.
+    Labels such as `cat|dog` mean multi-label classification, and numbers with a fraction mean regression. If there are
+    only a few different whole numbers, they are classes, even if they are written as `1.0`.
 
     Raises:
         InputError: If the source cannot be listed.
@@ -283,7 +279,7 @@ def guess_task(params: WriteParams) -> Guess:
         return Guess(
             numbers, None, f"the task is regression, because the labels are {len(names):,} different numbers{advice}"
         )
-    reason = f"the task is classification, because the labels are {len(names):,} names"
+    reason = f"the task is classification, because the labels are {len(names):,} different names"
     if _are_numbers(names):
         reason = (
             f"the task is classification, because the labels are {len(names):,} different whole numbers. "
@@ -291,13 +287,14 @@ def guess_task(params: WriteParams) -> Guess:
         )
     if joined := find_joined(names):
         reason += (
-            f". If a label such as {joined!r} is several labels, write '|' between them and set data.task=multi_label"
+            f". If a label such as {joined!r} means several labels, write '|' between them, and set "
+            "data.task=multi_label"
         )
     return Guess(params, listing, reason)
 
 
 def _has_several_labels(params: WriteParams) -> bool:
-    """Return whether an example has more than one label. Such data are multi-label, and labels may be empty."""
+    """Return True if an example has more than one label. If the data cannot be listed with `params`, return False."""
     with contextlib.suppress(InputError):
         return bool((list_examples(params).labels.sum(axis=1) > 1).any())
     return False
@@ -311,7 +308,7 @@ def _are_numbers(names: tuple[str, ...]) -> bool:
 
 
 def _has_fractions(params: WriteParams) -> bool:
-    """Return whether the labels can be read as regression targets, and some of them have a fraction."""
+    """Return True if the labels can be read as regression targets, and some of them have a fraction."""
     with contextlib.suppress(InputError):
         labels = list_examples(params).labels
         return bool((labels != np.floor(labels)).any())
@@ -319,16 +316,17 @@ def _has_fractions(params: WriteParams) -> bool:
 
 
 def _have_decimal_commas(params: WriteParams, names: tuple[str, ...]) -> bool:
-    """Return whether labels such as `80,50` are numbers with a decimal comma, and not several labels."""
+    """Return True if labels such as `80,50` are numbers with a decimal comma, and not several labels."""
     return any(map(has_decimal_comma, names)) and _has_fractions(params)
 
 
 def look_at(params: WriteParams, overrides: Sequence[str] = ()) -> DataOverview:
-    """List data, guess their task, divide them into splits, and read some examples. Return an overview.
+    """Return an overview of data: list the data, guess their task, divide them into splits, and read some examples.
 
     Args:
-        params: Parameters to read the data; see `guess_task`.
-        overrides: Settings of the user that are in `params`. If they contain the task, it is not guessed.
+        params: Parameters to read the data.
+        overrides: Overrides, as `section.key=value`, that `params` already contains. If they set `data.task`, the task
+            is not guessed.
 
     Raises:
         InputError: If the source cannot be used.
@@ -349,7 +347,7 @@ def look_at(params: WriteParams, overrides: Sequence[str] = ()) -> DataOverview:
 
 
 def overview_of(plan: DatasetPlan) -> DataOverview:
-    """Return an overview of a plan's data. See `look_at`."""
+    """Return an overview of the data in a plan, with the plan's task and splits. Some examples are read."""
     listing, params = plan.listing, plan.params
     overview = DataOverview(
         params=params,
@@ -372,7 +370,7 @@ def overview_of(plan: DatasetPlan) -> DataOverview:
 
 
 def _find_unusable(listing: Listing, rule: Tokenization) -> Iterator[tuple[str, str]]:
-    """Yield the names of examples that are unusable without reading files, and the reasons."""
+    """Yield the names of unusable examples, with the reasons. No files are read."""
     yield from ((item.key, item.reason) for item in listing.bad)
     if listing.texts is not None:
         without = (listing.keys[i] for i, text in enumerate(listing.texts) if not rule.has_words(text))
@@ -439,7 +437,7 @@ def _warn_of_unknown(plan: DatasetPlan, until: float) -> Iterator[str]:
 
     Args:
         plan: Plan of a data set of texts.
-        until: Time of the monotonic clock after which no more texts are read.
+        until: Time of `time.monotonic` after which no more texts are read.
     """
     params = plan.params
     rule = find_tokenization(params.tokenization)
@@ -459,7 +457,7 @@ def _warn_of_unknown(plan: DatasetPlan, until: float) -> Iterator[str]:
 
 
 def _read_texts(listing: Listing, examples: np.ndarray, until: float) -> Iterator[bytes]:
-    """Yield the texts that can be read until a time of the monotonic clock."""
+    """Yield texts until `until`, a time of `time.monotonic`. Texts that cannot be read are left out."""
     for index in examples.tolist():
         if time.monotonic() > until:
             return

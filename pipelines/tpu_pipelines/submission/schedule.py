@@ -1,4 +1,4 @@
-"""Schedules of runs on a platform, each with its name."""
+"""Creates, updates, pauses, resumes and deletes schedules of runs on a platform, by the name of the runs."""
 
 import dataclasses
 import difflib
@@ -17,13 +17,13 @@ _TIME_ZONE = re.compile(r"(CRON_)?TZ=\S+\s+")
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """Change of a schedule.
+    """A change of a schedule.
 
     Attributes:
         action: `created`, `updated` or `unchanged`.
         schedule: Schedule after the change.
-        difference: Removed (`-`) and added (`+`) lines of its content.
-        duplicates: IDs of other schedules with the same name, which somebody else has created.
+        difference: Removed (`-`) and added (`+`) lines of the schedule's content.
+        duplicates: IDs of other schedules with the same name. They are reported, but not changed.
     """
 
     action: str
@@ -49,17 +49,17 @@ def check_cron(cron: str) -> None:
 def upsert(
     client: PlatformClient, job: Job, cron: str, backoff: Backoff | None = None, dry_run: bool = False
 ) -> Change:
-    """Create or change the schedule of a run, or leave it unchanged if it is up to date.
+    """Create the schedule of a run, or update it if it has changed.
 
-    A paused schedule stays paused. There is never a second schedule: if several are created concurrently, only the
-    oldest remains, and a retry finds a schedule whose creation was not confirmed.
+    A paused schedule stays paused. Concurrent calls and retries leave no duplicates: if several callers create a
+    schedule at the same time, only the oldest remains, and a retry finds a schedule whose creation was not confirmed.
 
     Args:
         client: Client of the platform, which does not retry.
         job: Job that the schedule starts.
         cron: Cron expression of the start times.
         backoff: Policy for retries after transient errors.
-        dry_run: Return the change without making it.
+        dry_run: Whether to return the change without making it.
 
     Raises:
         PlatformError: If the platform still fails after the last retry.
@@ -102,13 +102,13 @@ def change_state(client: PlatformClient, name: str, action: str, dry_run: bool =
         client: Client of the platform.
         name: Name of the runs.
         action: `pause`, `resume` or `delete`.
-        dry_run: Return the schedules without changing them.
+        dry_run: Whether to return the schedules without changing them.
 
     Returns:
         The schedules before the change.
 
     Raises:
-        InputError: If there is no schedule of this name.
+        InputError: If there is no schedule with this name.
     """
     schedules = client.schedules(name)
     if not schedules:

@@ -1,9 +1,7 @@
-"""A run on a platform.
+"""Submits a run to a platform once, follows it to its end, and moves it to the next machine if one is not available.
 
-It is submitted once, followed to its end, and moved to the next machine if one is not available.
-
-All state is on the platform. The ID of a job is derived from the configuration, the data and the code. So a repeated
-submission finds the existing job, even if it is concurrent or comes from another computer.
+All state is on the platform. The ID of a job is derived from the configuration, the data and the code. A repeated
+submission therefore finds the existing job, even if it is concurrent or comes from another computer.
 """
 
 import dataclasses
@@ -46,9 +44,9 @@ class RunPlan:
     Attributes:
         jobs: Job for each machine, in the order in which the machines are tried.
         runs: Run from which each job was built, in the same order.
-        resources: Resources that steps request because of the size of the data, in words. Empty if they request the
-            defaults.
-        data: Examples of the data set, or None if the data must be downloaded first.
+        resources: Text about the resources that steps request because of the size of the data. Empty if the steps
+            request the defaults.
+        data: Plan of the data set, or None if the data must be downloaded first.
     """
 
     jobs: tuple[Job, ...]
@@ -71,10 +69,13 @@ class RunPlan:
         return job_id.startswith(self.jobs[0].job_id)
 
     def round(self, number: int) -> tuple[Job, ...]:
-        """Return the jobs of the 1st, 2nd, … submission. From the 2nd submission on, the jobs have other IDs.
+        """Return the jobs of the submission with this number, one job per machine.
 
-        Example:
-            The first machine of the second round: digits-3f9c2a7d41e0-r2.
+        From the second submission on, the job IDs contain the number. For example, the second submission on the first
+        machine has the ID digits-3f9c2a7d41e0-r2.
+
+        Args:
+            number: Number of the submission, from 1.
         """
         if number == 1:
             return self.jobs
@@ -84,7 +85,7 @@ class RunPlan:
         )
 
     def number_of(self, job_id: str) -> int:
-        """Return the number of the submission to which a job belongs. See `RunPlan.round`."""
+        """Return the number (from 1) of the submission to which a job belongs. See `RunPlan.round`."""
         match = re.match(r"-r(\d+)", job_id.removeprefix(self.jobs[0].job_id))
         return int(match[1]) if match else 1
 
@@ -94,7 +95,7 @@ class RunPlan:
 
 
 def plan_submission(config: Config, platform: Platform, settings: Settings) -> RunPlan:
-    """Check a run's data, compile the run for each of its machines, and derive the IDs of its jobs.
+    """Plan a run: check its data, compile it for each of its machines, and derive the IDs of its jobs.
 
     Args:
         config: Configuration to run.
@@ -140,12 +141,10 @@ def plan_submission(config: Config, platform: Platform, settings: Settings) -> R
 
 
 def without_cache(plan: RunPlan) -> RunPlan:
-    """Return the run changed so that all steps run.
+    """Return the plan changed so that every step runs, without the platform's cache and without earlier checkpoints.
 
-    The platform's cache and earlier checkpoints are not used.
-
-    Its checkpoints are in a separate folder that is named by the time. A job that restarts, or a job on the next
-    machine, continues from these checkpoints.
+    The run writes its checkpoints to a new folder, whose name contains the current time. A job that restarts, or a job
+    on the next machine, continues from these checkpoints.
     """
     jobs = []
     anew = f"{plan.checkpoints}/{now():%Y%m%dT%H%M%S%f}"
@@ -162,7 +161,7 @@ def put_carried(plan: RunPlan) -> None:
     """Upload the files that the jobs of a run read from the bucket.
 
     Raises:
-        InputError: If the bucket is missing or may not be written.
+        InputError: If the bucket does not exist or cannot be written.
     """
     for place, content in plan.carried.items():
         storage.write_file(place, content)
@@ -176,7 +175,7 @@ def submit(plan: RunPlan, submitter: PlatformClient, again: bool = False) -> Sub
     Args:
         plan: Plan of the run.
         submitter: Client of the platform.
-        again: Start the run again if it has ended.
+        again: Whether to start the run again if it has ended.
     """
     put_carried(plan)
     if (newest := look_up(plan, submitter)) is None:
@@ -190,10 +189,7 @@ def submit(plan: RunPlan, submitter: PlatformClient, again: bool = False) -> Sub
 
 
 def look_up(plan: RunPlan, submitter: PlatformClient) -> Submission | None:
-    """Return the newest job of a run on any of its machines, or None if there is none.
-
-    Nothing is started.
-    """
+    """Return the newest job of a run on any of its machines, or None if the run has no job. No job is started."""
     newest, number = None, 1
     while jobs := [job for planned in plan.round(number) if (job := submitter.get(planned.job_id))]:
         newest = jobs[-1]
@@ -202,7 +198,7 @@ def look_up(plan: RunPlan, submitter: PlatformClient) -> Submission | None:
 
 
 def _lacked_machine(submission: Submission, job: Job) -> bool:
-    """Return whether a job ended because its machine was not available, or did not become available in time."""
+    """Return True if a job ended because its machine was not available, or did not become available in time."""
     limit = job.machine.max_wait_seconds
     gave_up = submission.state is State.CANCELLED and 0 < limit <= submission.waited_seconds
     return submission.lacks_machine or gave_up
@@ -225,7 +221,7 @@ def wait(
         submission: Result of `submit`.
         submitter: Client of the platform.
         report: Function that is called with every state of the run.
-        poll_seconds: Seconds between two requests.
+        poll_seconds: Seconds between two requests for the state.
         sleep: Function that waits for a number of seconds.
 
     Raises:
@@ -251,7 +247,7 @@ def wait(
 
 
 def describe(config: Config, plan: RunPlan) -> Iterator[Finding]:
-    """Describe a run that is not submitted (dry run): machine, price, image, data, model, job and missing parts.
+    """Yield findings about a run without submitting it (dry run): machine, price, image, data, model and job.
 
     Args:
         config: Configuration of the run.
@@ -272,7 +268,7 @@ def describe(config: Config, plan: RunPlan) -> Iterator[Finding]:
 
 
 def _prices(config: Config, plan: RunPlan) -> Iterator[Finding]:
-    """Yield preflight's summary of each machine at the platform's price.
+    """Yield preflight's summary for each machine, with the platform's price.
 
     Raises:
         CannotAskError: If preflight is switched off, or the data must be downloaded first.

@@ -31,7 +31,9 @@ def _ids(pairs) -> np.ndarray:
 def test_a_fresh_test_set_has_examples_that_arrived_since_and_the_retired_are_in_no_split(tmp_path):
     before = _write(tmp_path, 200)
     np.save(tmp_path / "examples.npy", _ids(before["test"]))
-    with pytest.raises(InputError, match=r"'test' split has no examples left: all \d+ drawn .* data.retired_tests"):
+    with pytest.raises(
+        InputError, match=r"'test' split has no examples left: all \d+ examples drawn .* data.retired_tests"
+    ):
         _write(tmp_path, 200, retired_tests=(str(tmp_path / "examples.npy"),))
     after = _write(tmp_path, 400, retired_tests=(str(tmp_path / "examples.npy"),))
     assert len(after["test"]) > 20
@@ -44,7 +46,7 @@ def test_a_fresh_test_set_has_examples_that_arrived_since_and_the_retired_are_in
 
 def test_what_is_no_retired_test_set_is_refused(tmp_path):
     (tmp_path / "examples.npy").write_bytes(b"text")
-    with pytest.raises(InputError, match=r"examples\.npy: expected examples\.npy, as the gate names it"):
+    with pytest.raises(InputError, match=r"examples\.npy: expected the example IDs of a retired test set"):
         _write(tmp_path, 40, retired_tests=(str(tmp_path / "examples.npy"),))
 
 

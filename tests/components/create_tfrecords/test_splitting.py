@@ -63,13 +63,13 @@ def test_every_class_is_in_every_split():
 
 def test_the_rule_says_how_many_may_go_back_from_the_split_that_they_are_lent_to():
     assert (
-        "given to splits with too few examples of a class: 1,"
+        "examples moved between splits, because a class or the number of groups is small: 1,"
         in _split(keys=["a", "b", "c"], labels=np.zeros(3, int))[1]
     )
     assert "lent" not in _split()[1]
     groups = [f"{i % 3}" for i in range(30)]
     lent = _split(keys=KEYS[:30], labels=LABELS[:30], groups=groups, validation_fraction=0, seed=2)[1]
-    assert "given to splits with too few examples of a class: 10," in lent
+    assert "examples moved between splits, because a class or the number of groups is small: 10," in lent
 
 
 def test_copies_stay_together_under_whatever_label():

@@ -92,8 +92,8 @@ def test_what_was_done_to_the_texts_is_counted_and_said(folder, tmp_path, capfd)
         "num_also_in_train": 1,
     }
     said = capfd.readouterr().err
-    assert "longer texts keep their last 3 tokens" in said
-    assert "test: 1 of 2 texts cut, 0 padded, 50.00% of the kept tokens unknown" in said
+    assert "Texts with more than 3 tokens keep only their last 3 tokens" in said
+    assert "test: 1 of 2 texts truncated, 0 padded, 50.00% of the kept tokens unknown" in said
     assert "1 of 2 texts in test have an exact or near copy in train, so the metrics will be too high" in said
 
 

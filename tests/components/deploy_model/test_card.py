@@ -237,7 +237,10 @@ def test_the_card_tells_of_data_and_training():
     ):
         assert f"{line}\n" in text.replace("learning_rate", "learning\\_rate"), line
     texts = card_of("classes of texts")
-    assert "- **Texts:** the last 5 tokens of each; 9 are longer\n- **Unknown words:** 2.50% of the tokens\n" in texts
+    assert (
+        "- **Texts:** the last 5 tokens of each text; 9 texts are longer\n- **Unknown words:** 2.50% of the tokens\n"
+        in texts
+    )
 
 
 def test_examples_that_were_trained_on_are_no_part_of_the_figures():

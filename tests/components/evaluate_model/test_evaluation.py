@@ -194,7 +194,7 @@ def test_what_a_model_has_trained_on_is_left_out_of_the_comparison_and_named(dig
     scored = _scored(tmp_path / "e")
     keys = records.load_split(digits_records, Manifest.load(digits_records), "test", with_keys=True).keys
     assert said(result)[0] == (
-        "passed: judged on 259 examples, without 100 that were used in training (by the model 0, by the champion 100)"
+        "passed: judged on 259 examples, without 100 that were used in training (0 by the model, 100 by the champion)"
     )
     assert scored["unseen"]["keys"] == list(keys[:100])
     assert result.num_examples == 359
@@ -210,7 +210,7 @@ def test_a_split_that_was_all_trained_on_is_judged_and_said(digits_records, trai
     np.save(model / "trained_on.npy", np.unique(load_identities(digits_records, "test")))
     result = evaluate_model(_CPU, digits_records, model, tmp_path / "e")
     assert (
-        said(result)[0] == "passed: judged on all 359 examples, although all were used in training (by the model 359)"
+        said(result)[0] == "passed: judged on all 359 examples, although all were used in training (359 by the model)"
     )
     low, high = _scored(tmp_path / "e")["intervals"]["accuracy"]
     assert f"{low:.2%} to {high:.2%}" in (tmp_path / "e" / "report.html").read_text()
@@ -225,7 +225,7 @@ def test_a_class_of_which_all_examples_were_trained_on_is_said_where_a_macro_ave
     np.save(model / "trained_on.npy", np.unique(load_identities(digits_records, "test")[labels == 9]))
     params = dataclasses.replace(_CPU, minimum={"macro_f1": 0.1})
     _, bound, *_ = said(evaluate_model(params, digits_records, model, tmp_path / "e"))
-    assert "(1 of 10 classes have no examples and count 0; the mean of the others is " in bound
+    assert "(1 of 10 classes have no examples and count as 0; the mean of the other classes is " in bound
 
 
 def test_a_model_that_does_not_say_what_it_trained_on_has_seen_nothing(digits_records, trained_digits, tmp_path):

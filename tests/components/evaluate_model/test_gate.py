@@ -139,8 +139,8 @@ def test_what_is_to_be_known_of_a_metric_is_said_where_it_is_bounded():
     details = {"num_absent_classes": 1, "per_class": [row, row, dict.fromkeys(row, 0)]}
     decision = decide_on(params, {"macro_f1": 0.6, "accuracy": 0.95}, details=details)
     assert said(decision)[:2] == (
-        "failed: macro_f1 0.6000, required at least 0.9000 (1 of 3 classes have no examples and count 0; the mean of "
-        "the others is 0.9000)",
+        "failed: macro_f1 0.6000, required at least 0.9000 (1 of 3 classes have no examples and count as 0; the mean "
+        "of the other classes is 0.9000)",
         "passed: accuracy 0.9500, required at least 0.9000",
     )
 

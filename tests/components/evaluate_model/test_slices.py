@@ -174,7 +174,7 @@ def test_examples_are_divided_by_a_column_that_the_records_keep(tmp_path):
     with pytest.raises(InputError, match=r"name it in data\.slice_columns"):
         check_slices(EvaluateParams(slices=("city",)), manifest, tmp_path / "records")
     (tmp_path / "records" / "slices.npz").write_bytes(b"PK")
-    with pytest.raises(InputError, match=r"slices\.npz: expected what create_tfrecords wrote"):
+    with pytest.raises(InputError, match=r"slices\.npz: expected the slice values that create_tfrecords wrote"):
         load_slices(tmp_path / "records", "test")
 
 

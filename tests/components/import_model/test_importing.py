@@ -226,7 +226,7 @@ def test_a_model_whose_numbers_have_another_meaning_is_refused(model, changes, m
             {"output_name": "index"},
             r"expected one output of shape \(None, 10\).*index int64",
         ),
-        (lambda: Answering("uint8"), {"code": "mine.py"}, r"A SavedModel contains its code"),
+        (lambda: Answering("uint8"), {"code": "mine.py"}, r"A SavedModel needs no code"),
         (lambda: Answering("uint8"), {"outputs": "logits"}, r"outputs='logits' contradicts the model 'own'"),
     ],
 )

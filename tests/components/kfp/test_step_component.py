@@ -245,7 +245,7 @@ def test_a_renamed_input_keeps_its_old_name_for_a_while():
         (
             "train_model",
             {"optimizer_parameters": lambda _, number: {"a": [number]}},
-            r"Use one value of the pipeline for all of optimizer",
+            r"Use a single input of the pipeline as optimizer",
         ),
         ("preflight_training", {"training": lambda _, number: {"model": "digits_cnn", "epochs": number}}, ""),
         ("preflight_training", {"training": lambda _, n: {"model_parameters": {"units": n}}}, r"\['units'\], received"),

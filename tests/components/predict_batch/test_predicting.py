@@ -476,8 +476,8 @@ def test_the_command_writes_a_file_and_says_what_was_set_aside(export_dir, pictu
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("text:{tmp_path}/texts", "expected images, which 'digits_cnn' takes, received a source of the kind 'text'"),
-        ("corpus:{tmp_path}/texts/a.txt", "which 'digits_cnn' takes, received a source of the kind 'corpus'"),
+        ("text:{tmp_path}/texts", "the model 'digits_cnn' expects images, received a source of the kind 'text'"),
+        ("corpus:{tmp_path}/texts/a.txt", "'digits_cnn' expects images, received a source of the kind 'corpus'"),
         ("images:{tmp_path}/texts", "Found no images in"),
         ("images:{tmp_path}/none", "Cannot list"),
         ("photos:{tmp_path}", "Unknown source"),

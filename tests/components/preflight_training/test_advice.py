@@ -104,7 +104,7 @@ def test_waiting_for_the_host_names_both_rates():
     words, worth_it = _advise(epoch=_waiting(0.8))
     assert worth_it
     assert "waits for data 80% of the time" in words
-    assert "needs 100,000 examples/s, and gets 20,000 here (256 CPUs, 78 each, from memory)." in words
+    assert "needs 100,000 examples/s, and is fed 20,000 here (256 CPUs, 78 each, from memory)." in words
     assert "(146 MiB) fits in the devices' memory" in words
 
 
@@ -114,7 +114,7 @@ def test_what_the_machines_own_host_feeds_is_said_with_what_is_assumed():
     words, worth_it = _advise(data=data, machine="v5e-1", devices=1, chips=1, epoch=_waiting(0.6), **own)
     assert not worth_it
     assert (
-        "gets 40,000 from its host (4 vCPUs), if the rate grows with the CPUs: "
+        "is fed 40,000 from its host (4 vCPUs), if the rate grows with the CPUs: "
         "20,000 here (2 CPUs, 10,000 each, from memory)"
     ) in words
 
@@ -176,8 +176,8 @@ def test_what_the_figures_leave_out_is_told():
 @pytest.mark.parametrize(
     ("largest", "text"),
     [
-        (LargestBatch(640, True), "batch_size_per_replica to 640 or less (compiled)"),
-        (LargestBatch(640, False), "batch_size_per_replica to 640 or less (compiled; more may fit)"),
+        (LargestBatch(640, True), "batch_size_per_replica to 640 or less (the most that fit)"),
+        (LargestBatch(640, False), "batch_size_per_replica to 640 or less (these fit, and more may fit)"),
         (LargestBatch(0, True), "Not even one example fits"),
         (None, "Not even one example fits"),
     ],
@@ -192,7 +192,7 @@ def test_no_batch_is_advised_that_is_larger_than_the_data_set():
     huge = LargestBatch(31_223, is_exact=True)
     assert "31,223 examples per replica fit; the data set has 6,250 for each" in _advise(largest_batch=huge)[0]
     words, _ = _advise(verdict=DOES_NOT_FIT, step=None, epoch=None, largest_batch=huge)
-    assert "to 6,250 or less (the whole data set; 31,223 would fit, compiled)" in words
+    assert "to 6,250 or less (the whole data set; 31,223 would fit)" in words
 
 
 def test_a_machine_where_it_would_fit_is_named():
@@ -270,4 +270,4 @@ def test_a_time_without_communication_says_so():
 def test_machines_that_all_wait_are_all_alike():
     waiting = dataclasses.replace(_EPOCH, host_wait=0.9)
     words = compare([dataclasses.replace(_report(name, 6.0, 1.0), epoch=waiting) for name in ("v5e-4", "v5e-8")])
-    assert words[-1].startswith("All of them wait for data")
+    assert words[-1].startswith("All machines wait for data")

@@ -422,7 +422,7 @@ def test_page_names_data_versions_and_sources(words):
     assert "libtpu 0.0.42.1, jax 0.10.2" in text
     assert f"{_KIND} (2026-08-22); https://cloud.google.com/tpu/pricing" in text
     assert (
-        "guessed 8% of the computation is computed from the bytes that it moves, because the compiler has no estimate"
+        "guessed 8% of the computation time is derived from the bytes that are moved, because the compiler has no"
         in text
     )
     assert "TensorFlow jobs use an older compiler" in text

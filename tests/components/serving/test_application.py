@@ -268,7 +268,7 @@ def test_another_encoding_is_named(app, model, encoding):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (BODY, r"The body is not gzip, although its Content-Encoding is: "),
+        (BODY, r"The body is not compressed with gzip, although its Content-Encoding is gzip: "),
         (gzip.compress(BODY)[:-9], r"The body ends before its gzip data are complete"),
         (b"", r"The body ends before its gzip data are complete"),
         (gzip.compress(BODY) + b"more", r"The body continues after the end of its gzip data"),

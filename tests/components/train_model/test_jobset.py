@@ -252,7 +252,7 @@ def test_a_right_that_the_step_lacks_is_named(cluster, train, forbidden, what):
 
 
 def test_what_the_cluster_refuses_is_said_in_its_words(train):
-    with pytest.raises(PlatformError, match=r"The cluster refuses: 400 2 pods of 4 chips are no slice of 2x2"):
+    with pytest.raises(PlatformError, match=r"cluster rejected the request: 400 2 pods of 4 chips are no slice of 2x2"):
         train(_GOOD, topology="2x2")
 
 

@@ -203,7 +203,7 @@ def test_a_pipeline_is_no_component_of_one_container():
         train_elsewhere(records=records(), labels="x")
         train_elsewhere(records=records(), labels="y")
 
-    with pytest.raises(InputError, match=r"Only a component with a container of its own .* Received: 'inner'"):
+    with pytest.raises(InputError, match=r"Only a component that runs one container .* Received: 'inner'"):
         tp.on_machine(inner, "v5e-4")
 
 
@@ -660,7 +660,7 @@ def test_a_step_on_a_machine_may_read_current_data_and_lists_them_with_its_own_i
             "Received region='us-west1' and a machine with region='us-west4'. Remove one of them.",
         ),
         ({"settings": {"volumes": {"a": "/b"}}}, "Remove it, or choose the platform kubeflow."),
-        ({"region": "europe-west4-a"}, "A zone such as us-west1-a has one part more than its region."),
+        ({"region": "europe-west4-a"}, "Set a region, not a zone: us-west1-a is a zone in the region us-west1."),
     ],
 )
 def test_an_option_in_the_wrong_place_is_refused_with_the_right_one(options, message):

@@ -69,7 +69,7 @@ def test_a_repository_refuses_steps_that_exceed_their_limits(run, tmp_path):
     printed = run("--preflight-reports", "base", "--preflight-markdown", "steps.md")
     for name in ("test_fast", "test_two_steps"):
         assert f"PASSED test_steps.py::{name}" in printed
-    assert "A step of step takes 10.0 ms (9.00–15.0); max_step_ms=9.5." in printed
+    assert "A step of step takes 10.0 ms (9.00–15.0), but max_step_ms=9.5." in printed
     assert "Cannot trace the step at model.py:3: shapes." in printed
     assert "received ['v5e-8', 'v6e-8']. Write @pytest.mark.preflight(machine='v5e-8')" in printed
     assert "The fixture preflight_step needs a machine. Mark the test" in printed
@@ -82,7 +82,7 @@ def test_a_repository_refuses_steps_that_exceed_their_limits(run, tmp_path):
     (tmp_path / "test_steps.py").write_text(_TESTS.replace("preflight_step(10.0, name", "preflight_step(12.5, name"))
     printed = run("-k", "two_steps or fast", "--preflight-base", "base")
     assert "PASSED test_steps.py::test_fast" in printed
-    assert "A step of second takes 12.5 ms (11.2–18.8), 1.25 times as long as before: max_slowdown=0.2." in printed
+    assert "A step of second takes 12.5 ms (11.2–18.8), 1.25 times as long as before, but max_slowdown=0.2." in printed
 
 
 _MISTAKES = """

@@ -33,7 +33,7 @@ def test_a_sound_configuration_says_what_it_is_and_the_next_command(tmp_path):
     lines = done.stdout.splitlines()
     assert any(line.startswith("ok       data      1,797 images (train 1,") for line in lines)
     assert "ok       machine   v5e-4: 4 devices, $5.52 per hour in us-central1 at Vertex AI's price" in lines
-    assert "ok       model     digits_cnn: was built for images (8, 8, 1), rebuilt" in lines
+    assert "ok       model     digits_cnn: was built for images (8, 8, 1), and rebuilt from its configuration" in lines
     assert lines[-1] == "next: tpu-pipelines run digits --set machine=v5e-4"
     assert not (tmp_path / "runs").exists()
 

@@ -29,8 +29,8 @@ def scans(tmp_path):
 def test_columns_and_times_of_a_table_suggest_groups(scans):
     patient, taken = _hints(WriteParams(scans))
     assert patient == (
-        "the column 'patient' has 12 values for 120 rows, 'p0' in 10 rows. If rows with the same value depend "
-        "on each other, set data.group_column=patient"
+        "the column 'patient' has 12 values for 120 rows, for example 'p0' in 10 rows. If rows with the same value "
+        "depend on each other, set data.group_column=patient"
     )
     assert taken.startswith("the 120 times in the column 'taken' form 12 series without a gap of 60 s")
     assert not _hints(WriteParams(scans, group_column="patient")), "sites are too few, ages are numbers"
@@ -42,7 +42,7 @@ def test_names_of_pictures_suggest_groups(tmp_path):
         for i in range(40):
             Image.fromarray(np.full((4, 4), i, np.uint8)).save(tmp_path / folder / f"p{i // 4}_{i % 4:02d}.png")
     (hint,) = _hints(WriteParams(f"images:{tmp_path}"))
-    assert hint.startswith("the names of 80 files have 20 beginnings, 'cat/p0_' in 4")
+    assert hint.startswith("the names of 80 files have 20 different prefixes, for example 'cat/p0_' in 4")
 
 
 def test_numbered_pictures_suggest_none(tmp_path):

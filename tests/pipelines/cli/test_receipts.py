@@ -28,8 +28,8 @@ def test_receipts_are_added_once_and_listed_with_the_intervals_that_follow(call,
     assert call().stdout.startswith("no receipts; preflight uses the intervals of published step times")
     added = call("add", bucket_of_runs)
     assert (added.returncode, added.stdout) == (0, call("list").stdout)
-    assert "3 added, 0 completed, 0 known before" in added.stderr
-    assert "0 added, 0 completed, 3 known before" in call("add", bucket_of_runs, bucket_of_runs).stderr
+    assert "3 added, 0 completed with a prediction, 0 unchanged" in added.stderr
+    assert "0 added, 0 completed with a prediction, 3 unchanged" in call("add", bucket_of_runs, bucket_of_runs).stderr
     lines = [" ".join(line.split()) for line in added.stdout.splitlines()]
     assert "aaaaaaaa v5e-8 9,990 10.0 ms (8.70–15.4) 13.0 ms 1.30 3.00 GiB 3.33 min $0.60" in lines
     (own,) = [line for line in lines if line.endswith("2 runs of this program, 1 of others")]

@@ -542,7 +542,7 @@ def test_a_setting_that_a_platform_does_not_have_is_refused_when_compiling():
 def test_what_gke_does_not_have_is_refused():
     for one in load_catalogue().slices:
         if one.generation.name == "v2":
-            with pytest.raises(InputError, match=rf"GKE does not offer {one.name}, .*nearest: v3-"):
+            with pytest.raises(InputError, match=rf"GKE does not offer {one.name}, .*of GKE: v3-"):
                 as_tpu_pod(train_model, parse_machine(one.name), Settings(), PLACEMENT)
 
 

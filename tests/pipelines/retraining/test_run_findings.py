@@ -119,7 +119,7 @@ def test_a_run_without_preflight_has_its_figures_and_one_that_failed_has_its_err
     failed = dataclasses.replace(_ENDED, state=State.FAILED, error="deploy_model: 403")
     assert find(platform(evaluation=f"{_FOLDER}/evaluation"), failed) == dataclasses.replace(found, error=failed.error)
     assert find(platform(), failed) == RunFindings(error=failed.error)
-    assert find(platform()).unread == "the platform does not report the place of the output of evaluate_model"
+    assert find(platform()).unread == "the platform does not report where the output of evaluate_model is stored"
 
 
 def test_the_expected_price_beside_other_runs_is_that_of_the_report(here):

@@ -27,16 +27,16 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 class Images:
     """Container images of a run.
 
-    Name images by digest (`…@sha256:…`). With a tag, which can move to another image, the results of cached steps may
-    be out of date.
+    Name each image by its digest (`…@sha256:…`). A tag can move to another image, so the results of cached steps could
+    come from an outdated image.
 
     Attributes:
-        training: Image of preflight, of the training, and of an evaluation on a TPU or GPU; of all steps if
-            TPU_PIPELINES_STEPS_IMAGE is not set.
-        other_steps: Smaller image of the steps that need neither a TPU nor its compiler.
-        beam: Image of Beam's workers and of the step that starts them; Beam conflicts with libraries that other steps
-            need.
-        serving: Image of the server.
+        training: Image of preflight, of training, and of evaluation on a TPU or GPU. The other steps use this image,
+            too, if TPU_PIPELINES_STEPS_IMAGE is not set.
+        other_steps: Smaller image of the steps that need neither a TPU nor the TPU compiler. Empty means `training`.
+        beam: Image of Beam's workers and of the step that starts them. It is separate because Beam conflicts with
+            libraries that other steps need.
+        serving: Image of the model server.
     """
 
     training: str = LOCAL_IMAGE
@@ -51,7 +51,7 @@ class Images:
 
 
 def load_images(environment: Mapping[str, str]) -> Images:
-    """Return the images that environment variables name. An empty variable counts as not set.
+    """Return the images that the variables in `environment` name. An empty variable counts as not set.
 
     Example:
         >>> load_images({"TPU_PIPELINES_IMAGE": "docker.io/me/python:1"}).steps
@@ -69,7 +69,7 @@ def load_images(environment: Mapping[str, str]) -> Images:
 
 
 def in_place_of_shell(component: Any) -> Any:
-    """Return a KFP component whose Python process replaces the shell that starts it.
+    """Change a KFP component so that Python replaces the shell that starts it, and return the component.
 
     Platforms send SIGTERM only to the first process of a container. A shell would not pass the signal on to Python.
     """
@@ -91,11 +91,11 @@ def with_image(component: Any, image: str) -> Any:
 
 
 def check_image_name(image: str, setting: str = "the image") -> None:
-    """Check the form of an image's name, without asking its registry.
+    """Check that the name of an image is well-formed. The registry is not contacted.
 
     Args:
         image: Name of the image, with a tag, a digest, both or neither.
-        setting: What the message calls the name, for example the environment variable that contains it.
+        setting: Name of the setting in error messages, for example the environment variable that contains `image`.
 
     Raises:
         InputError: If the name is empty or malformed.
@@ -120,7 +120,8 @@ def is_in_registry(image: str, is_clusters_own: bool = False) -> bool:
 
     Args:
         image: Name of the image.
-        is_clusters_own: Whether `localhost` or a host with a port counts as a registry, for example a cluster's own.
+        is_clusters_own: Whether `localhost`, or a host with a port, counts as a registry. A cluster can have a registry
+            with an address of this form.
 
     Example:
         >>> is_in_registry("tpu-pipelines/python:latest"), is_in_registry("docker.io/me/python:latest")

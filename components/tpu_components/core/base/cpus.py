@@ -1,4 +1,4 @@
-"""Number of CPUs that this process may use, and the CPU time that other processes use."""
+"""The number of CPUs that this process may use, and the CPU time that other processes use."""
 
 import contextlib
 import dataclasses
@@ -13,7 +13,7 @@ STAT_PATH = Path("/proc/stat")
 def available_cpus() -> int:
     """Return the number of CPUs that this process may use.
 
-    In a container, this is the container's limit in cgroup v2, rounded to a whole number.
+    In a container, the container's CPU limit (cgroup v2) applies too, rounded to a whole number and at least 1.
 
     Source: https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files
     """
@@ -30,9 +30,9 @@ class CpuTimes:
     """CPU times since the machine started, in seconds.
 
     Attributes:
-        whole: Time of all CPUs of the machine, idle or not.
-        busy: Time that all processes have used.
-        own: Time that this process has used.
+        whole: Time of all CPUs of the machine, busy and idle.
+        busy: Time in which the CPUs were not idle.
+        own: CPU time that this process has used.
     """
 
     whole: float
@@ -40,7 +40,9 @@ class CpuTimes:
     own: float
 
     def others_since(self, earlier: "CpuTimes") -> float:
-        """Return the share of the machine's CPU time that other processes used between an earlier moment and this one.
+        """Return the share of the machine's CPU time that other processes have used since `earlier`, in [0, 1].
+
+        Return 0 if no time has passed.
 
         Example:
             >>> CpuTimes(whole=110.0, busy=60.0, own=6.0).others_since(CpuTimes(whole=100.0, busy=52.0, own=2.0))
@@ -52,9 +54,9 @@ class CpuTimes:
 
 
 def cpu_times() -> CpuTimes:
-    """Return the current CPU times from /proc/stat.
+    """Return the current CPU times: those of the machine from /proc/stat, and those of this process.
 
-    If the file does not exist, the times of the machine are 0.
+    `whole` and `busy` are 0 if /proc/stat does not exist.
 
     The first line contains user, nice, system, idle, iowait, irq, softirq and steal (time for other virtual machines):
     https://man7.org/linux/man-pages/man5/proc_stat.5.html

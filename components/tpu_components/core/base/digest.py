@@ -1,4 +1,4 @@
-"""Digest of plain values, used as a key. Equal values have equal digests on every machine."""
+"""Digests of plain values, used as keys. Equal values have equal digests on every machine."""
 
 import hashlib
 import json
@@ -8,9 +8,8 @@ from typing import Any
 def digest_of(value: Any) -> str:
     """Return the SHA-256 of a value's JSON, in hexadecimal.
 
-    The order of the keys of mappings does not matter.
-
-    Values without a form in JSON, such as paths, are converted to text.
+    The order of a mapping's keys does not matter. Values that JSON cannot represent, such as paths, are converted to
+    text.
 
     Example:
         >>> digest_of({"a": 1, "b": (2,)}) == digest_of({"b": [2], "a": 1})

@@ -19,7 +19,7 @@ class InputError(ValueError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of an error message: " Did you mean …?" with the most similar known word.
+    """Return " Did you mean …?" with the known word that is most similar to `word`, as the end of an error message.
 
     Return an empty string if no known word is similar.
 
@@ -33,9 +33,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def reading(place: str | Path, expected: str, advice: str, *errors: type[Exception]) -> Iterator[None]:
-    """Convert the exceptions of a block that reads a file to an InputError that names the file.
+    """Convert exceptions in the block, which reads a file, to an InputError that names the file.
 
-    An InputError that names the file already is not changed.
+    An InputError whose message already contains the file's name is not changed.
 
     Args:
         place: The file.
@@ -67,7 +67,7 @@ def reading(place: str | Path, expected: str, advice: str, *errors: type[Excepti
 
 
 def chain_of(error: BaseException) -> list[BaseException]:
-    """Return an error, followed by the chain of its causes: each `__cause__`, or else `__context__`."""
+    """Return an error and the chain of its causes. The cause of an error is its `__cause__`, or else `__context__`."""
     chain = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
         chain.append(cause)
@@ -86,6 +86,9 @@ def describe(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Return an error's message. If Keras has wrapped the error of a layer, return only its text in bold."""
+    """Return an error's message. From an error of a layer that Keras has wrapped, return only the layer's message.
+
+    Keras prints the layer's message in bold.
+    """
     wrapped = re.search(r"\x1b\[1m(.*?)\x1b\[0m", str(error), re.DOTALL)
     return wrapped[1] if wrapped else str(error)

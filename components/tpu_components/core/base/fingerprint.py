@@ -128,7 +128,7 @@ class Tracer:
     def _find_module(self, module: str) -> list[Path]:
         """Return the files that Python runs when it imports a module. The module's own file is last.
 
-        Return an empty result for a library.
+        Return an empty list for a library.
         """
         library = module.partition(".")[0]
         # A library has precedence over a file with the same name next to the model, as in Python.
@@ -162,7 +162,7 @@ class Tracer:
     def _named(self, text: str, path: Path) -> Iterator[Path]:
         """Yield the data files that a string in a file names.
 
-        It searches the file's folder, the parent folders below the root, and `data_folders`.
+        The name is looked up in the file's folder, in the parent folders below the root, and in `data_folders`.
         """
         root = self._root(path)
         above = [folder for folder in path.parents if root and folder.is_relative_to(root) and folder != root]
@@ -207,9 +207,10 @@ def _find_references(source: bytes, is_python: bool) -> References:
 
 
 def _path_parts(node: ast.AST) -> list[str]:
-    """Return the string literals at the end of a path.
+    """Return the string literals at the end of an expression for a path, such as `["a", "b"]` for `folder / "a" / "b"`.
 
-    The path is a string, `folder / "a" / "b"` or `os.path.join(f, "a")`.
+    The expression is a string, a division or a call such as `os.path.join(f, "a")`. For any other expression, return an
+    empty list.
     """
     parts: list[str] = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
@@ -223,7 +224,7 @@ def _path_parts(node: ast.AST) -> list[str]:
 
 
 def _arguments(call: ast.Call) -> list[str]:
-    """Return the string literals at the end of a call that joins a path. Return an empty result for other calls."""
+    """Return the string literals at the end of a call that joins a path. Return an empty list for any other call."""
     function = call.func
     before = list[ast.expr]()
     name = _name_of(function)
@@ -256,7 +257,7 @@ def _name_of(node: ast.expr) -> str:
 def _module_files(module: str, roots: Sequence[Path]) -> list[Path]:
     """Return the files that Python runs for an import: the `__init__.py` of each package, then the module's file.
 
-    Return an empty result for a library.
+    Return an empty list for a library.
     """
     for root in roots:
         if module.partition(".")[0] not in OUR_PACKAGES and is_installed(root):

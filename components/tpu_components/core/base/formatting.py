@@ -11,12 +11,12 @@ _DIGITS, _MAX_DIGITS = 4, 17  # Any two different numbers differ in 17 significa
 
 
 def decimals(value: float) -> int:
-    """Return how many decimals, from 0 to 4, show a value with three significant digits."""
+    """Return the number of decimals that shows a value with three significant digits, limited to [0, 4]."""
     return min(max(0, 2 - math.floor(math.log10(value))), 4) if value > 0 else 0
 
 
 def number(value: float) -> str:
-    """Format a number with three significant digits.
+    """Format a number with three significant digits, but with all digits before the point and at most four decimals.
 
     Example:
         >>> number(1234.5), number(0.04567)
@@ -112,7 +112,8 @@ def level(share: float, digits: int = 4) -> str:
 def dollars(usd: float, sign: str = "$") -> str:
     """Format a price with two decimals.
 
-    Prices below $0.10 have two significant digits, and prices from $1,000 have no decimals.
+    Prices below $0.10 have two significant digits, prices from $1,000 have no decimals, and positive prices below
+    $0.0001 become `<$0.0001`.
 
     Example:
         >>> dollars(12.3), dollars(0.00345)
@@ -127,11 +128,10 @@ def dollars(usd: float, sign: str = "$") -> str:
 
 
 def show(value: float, *beside: float) -> str:
-    """Format a metric with four decimals.
+    """Format a metric with four decimals, or more if needed to tell it from the values in `beside`.
 
-    It gets more decimals if the text would otherwise be the same as for a different value in `beside`.
-
-    Values below 0.001 get significant digits instead of decimals, because errors can have any unit.
+    Digits are added until the text differs from the text of every different value in `beside`. Values closer to 0 than
+    0.001 are formatted with significant digits instead of decimals, because an error metric can have any unit.
 
     Example:
         >>> show(0.9), show(0.00001234), show(0.90001, 0.9), show(float("nan"))
@@ -154,7 +154,7 @@ def plain_number(value: float) -> str:
 
 
 def signed(value: float, digits: int, sign: str = "+") -> str:
-    """Format a number with `digits` decimals, and a plus sign if it is positive and `sign` is not `-`."""
+    """Format a number with `digits` decimals. A number above 0 gets a plus sign, unless `sign` is `-`."""
     return f"{value:{sign}.{digits}f}".replace("-", "\N{MINUS SIGN}")
 
 

@@ -1,4 +1,4 @@
-"""Python's import path without the current folder. Only the import of a user's model adds the folder.
+"""Functions that keep the current folder off Python's import path, except while a user's code is imported.
 
 With the current folder on the import path, anyone who can write to that folder could make a command run their code: a
 file or folder that is named like a library would be imported.

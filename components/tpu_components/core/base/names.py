@@ -19,7 +19,7 @@ def as_nfc(name: str) -> str:
 
 
 def other_forms(name: str) -> list[str]:
-    r"""Return the other Unicode forms of a name, of NFC and NFD. Return an empty list if the name has only one form.
+    r"""Return the NFC and NFD forms of a name that differ from the name. For an ASCII name, return an empty list.
 
     Example:
         >>> other_forms("a.png"), other_forms("\u00e9.png") == ["e\u0301.png"]
@@ -30,7 +30,7 @@ def other_forms(name: str) -> list[str]:
 
 
 def by_nfc(names: Iterable[str]) -> dict[str, str]:
-    """Return a mapping from each name in NFC to the first of the names with this NFC form."""
+    """Return a mapping from the NFC form of each name to the first name that has this form."""
     first: dict[str, str] = {}
     for name in names:
         first.setdefault(as_nfc(name), name)

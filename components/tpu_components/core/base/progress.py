@@ -1,6 +1,7 @@
-"""Progress of long work: on a terminal, a bar with the rate and the remaining time; otherwise, a line every 5 s.
+"""Progress display for long work. On a terminal, it is a bar with the rate and the remaining time.
 
-Several processes can share a terminal. `show_line` therefore writes a line over another process's bar.
+Without a terminal, it is a line every 5 s. Several processes can share a terminal, so `show_line` clears the current
+line first, which may contain the bar of another process.
 """
 
 import contextlib
@@ -26,12 +27,12 @@ _shown_at = [0.0]  # When this process last showed a line or moved a bar, by tim
 
 
 def is_quiet() -> bool:
-    """Return whether only results and errors are printed, as with `--quiet`."""
+    """Return whether this process prints only results and errors, as `--quiet` requests."""
     return os.environ.get(LOUDNESS_VARIABLE) == QUIET
 
 
 def is_verbose() -> bool:
-    """Return whether everything is printed, including the messages of libraries, as with `--verbose`."""
+    """Return whether this process prints everything, including the messages of libraries, as `--verbose` requests."""
     return os.environ.get(LOUDNESS_VARIABLE) == VERBOSE
 
 
@@ -108,7 +109,7 @@ def show_line(text: str) -> None:
 
 
 class Heartbeat:
-    """Message that a step is still running. It is shown if the process has shown nothing else for 20 s."""
+    """A message that a step is still running, for times when the process shows nothing else."""
 
     def __init__(self, step: str) -> None:
         self._step = step
@@ -144,9 +145,9 @@ def repeated(action: Callable[[], Any], seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def never_silent(step: str) -> Iterator[None]:
-    """Log that a step starts, and then that it is still running.
+    """Print that a step has started and, while the block runs, that it is still running.
 
-    The second message is logged whenever the process has shown nothing else for 20 s.
+    The second message is printed whenever the process has shown nothing else for 20 s.
     """
     say(step, "started")
     with repeated(Heartbeat(step).beat, 1.0):
@@ -154,7 +155,7 @@ def never_silent(step: str) -> Iterator[None]:
 
 
 def _has_width(terminal: TextIO) -> bool:
-    """Return whether the width of the terminal is known. A bar on a terminal of unknown width would stay empty."""
+    """Return whether the width of a terminal is known. On a terminal of unknown width, a bar would stay empty."""
     try:
         return os.get_terminal_size(terminal.fileno()).columns > 0
     except OSError:

@@ -1,4 +1,4 @@
-"""Exceptions for errors of services, and retries with exponential backoff."""
+"""Exceptions for failed calls to services, and retries with exponential backoff."""
 
 import contextlib
 import dataclasses
@@ -81,17 +81,17 @@ class Backoff:
             return attempts(call)
         except OutageError as error:
             raise PlatformError(
-                f"Gave up after {self.clock() - start:,.0f} s. Last error: {error} Earlier requests remain valid. "
-                "To continue, wait a few minutes and run the same command again."
+                f"Gave up after {self.clock() - start:,.0f} s. Last error: {error} Requests that already "
+                "succeeded remain in effect. To continue, wait a few minutes and run the same command again."
             ) from error
 
     def _tell(self, state: Any) -> None:
         self.report(f"{state.outcome.exception()} Trying again in {state.upcoming_sleep:.0f} s.")
 
     def until(self, is_done: Callable[[], bool], poll_seconds: float, limit_seconds: float) -> bool:
-        """Poll `is_done`, and return whether it returned true within the time limit.
+        """Call `is_done` until it returns true or the time limit is reached. Return whether it returned true.
 
-        Transient errors are retried.
+        Calls that raise `OutageError` are retried.
 
         Args:
             is_done: Function to poll.

@@ -1,4 +1,4 @@
-"""States of runs, steps, models and checks, as files, pages and commands write them."""
+"""Names of the states and results of runs, steps and checks, as files, pages and commands show them."""
 
 import enum
 
@@ -74,14 +74,14 @@ LOOKS = {PROMOTED: "good", PASSED: "good", State.FAILED: "bad"}  # Style of a re
 
 
 def result_of(state: str, is_registered: bool = False) -> str:
-    """Return the result of a run: `promoted`, `passed` or `not promoted`.
+    """Return the result of a run, `promoted`, `passed` or `not promoted`, from its state.
 
-    A run without a result returns its state.
+    For a run in any other state than `succeeded` or `rejected`, return the state.
 
     Args:
         state: State of the run.
-        is_registered: Whether the run registered its model. Without a registry, a model that passes the gate is not
-            promoted.
+        is_registered: Whether the run registered its model. Without a registry, a model that passes the gate is
+            `passed`, not `promoted`.
 
     Example:
         >>> result_of(State.SUCCEEDED, is_registered=True), result_of(State.SUCCEEDED), result_of(State.REJECTED)

@@ -1,6 +1,6 @@
-"""Safe text for a terminal.
+"""Functions that make text safe to print on a terminal, and a filter for what libraries write to stderr.
 
-Control characters are escaped, credentials are hidden, and the stderr of libraries is filtered.
+Control characters are escaped, and credentials in URLs are hidden.
 """
 
 import contextlib
@@ -66,7 +66,9 @@ def printable(text: str) -> str:
 
 
 def in_one_line(text: str) -> str:
-    r"""Return the text as `printable` does, on one line: line breaks and tabs are escaped, too.
+    r"""Return the text on one line, in a form that is safe to print. Line breaks and tabs are escaped.
+
+    See `printable` for the other characters.
 
     Example:
         >>> in_one_line("cat\n[deploy_model] done")
@@ -76,13 +78,13 @@ def in_one_line(text: str) -> str:
 
 
 def paragraph(text: str) -> str:
-    """Return the text as `printable` does, with every line except the first indented."""
+    """Return the text in a form that is safe to print (see `printable`), with all lines but the first indented."""
     return printable(text).replace("\n", "\n  ")
 
 
 @contextlib.contextmanager
 def filter_stderr(keep: Callable[[bytes], bool]) -> Iterator[None]:
-    """Hold back stderr in the block, including that of C++ code, and then print only the lines that `keep` selects.
+    """Capture stderr while the block runs, including the output of C++ code, then print the lines that `keep` selects.
 
     Args:
         keep: Function that takes a line and returns whether to print it.

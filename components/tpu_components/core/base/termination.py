@@ -24,11 +24,11 @@ _LOOK_EVERY_SECONDS = 0.5
 
 
 class Terminated(SystemExit):
-    """End of the process after SIGTERM or after the loss of another host.
+    """Exception that ends the process after SIGTERM or after the loss of another host.
 
     The step continues when it is started again.
 
-    This is not an `Exception`, so `except Exception` does not catch it.
+    This class is not derived from `Exception`, so `except Exception` does not catch it.
 
     Attributes:
         exit_code: Exit code of the process.
@@ -52,7 +52,7 @@ def heard() -> Iterator[None]:
     """Raise `Terminated` in the block on SIGTERM, so that open files are closed and temporary files are removed.
 
     If the clean-up takes longer than 25 s, for example because a library call does not return, the process exits
-    without it. In other threads than the main thread, which cannot handle signals, this function has no effect.
+    without it. Only the main thread can handle signals, so in any other thread this function has no effect.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

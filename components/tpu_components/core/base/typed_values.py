@@ -107,7 +107,7 @@ class Field:
         kind: Type of the value; see `read`.
         meaning: Description from the docstring of the dataclass, or an empty string.
         declared: The field as `dataclasses.fields` returns it, with its default.
-        roles: Roles in the field's type.
+        roles: Roles that the field's type is marked with; see `Role`.
     """
 
     name: str
@@ -164,10 +164,10 @@ def with_role(kind: Any, role: Role) -> list[str]:
 
 
 def check_fields(value: Any) -> None:
-    """Check the fields of a dataclass against the values that their types allow.
+    """Check that each field of a dataclass instance has a value that its type allows; see `allowed_by`.
 
     Raises:
-        InputError: If some values are not allowed; the message names all of them.
+        InputError: If some values are not allowed. The message names all of them.
     """
     mistakes = Mistakes()
     for name, field in fields_of(value.__class__).items():
@@ -191,10 +191,10 @@ def _not_allowed(value: Any, allowed: Container[Any], place: str) -> str:
 
 
 def check_together(*rules: tuple[object, str]) -> None:
-    """Check rules about several values.
+    """Raise one error for all broken rules, for example rules about several values together.
 
     Args:
-        rules: For each rule: whether it is broken, and the error message.
+        rules: For each rule, whether it is broken, and the error message.
 
     Raises:
         InputError: If some rules are broken. The message names all of them.
@@ -212,21 +212,23 @@ def _nearest(word: Any, known: Container[Any]) -> str:
 
 
 def removed_fields(kind: Any) -> Mapping[str, str]:
-    """Return what replaces the removed fields (`NAME`) and values (`NAME=VALUE`) of a dataclass, from its REMOVED.
+    """Return advice for the removed fields (`NAME`) and values (`NAME=VALUE`) of a dataclass, from its `REMOVED`.
 
-    A removed field is accepted if it is empty, because that was its default: configurations and compiled pipelines of
-    earlier versions contain it.
+    The advice says what replaces the field or value. A removed field is still accepted if it is empty, because
+    configurations and compiled pipelines of earlier versions contain it with this default.
     """
     return getattr(kind, "REMOVED", {})
 
 
 def renamed_fields(kind: Any) -> Mapping[str, str]:
-    """Return the new names of renamed fields by their old names: a dataclass's RENAMED."""
+    """Return the new name of each renamed field of a dataclass by its old name, from the attribute `RENAMED`."""
     return getattr(kind, "RENAMED", {})
 
 
 def with_new_names(raw: Mapping[str, Any], kind: Any, where: str = "") -> Mapping[str, Any]:
-    """Return values by name, with the new names of renamed fields. Each old name causes a FutureWarning.
+    """Return the values `raw` of the fields of `kind`, with old field names replaced by the new names.
+
+    Each old name causes a FutureWarning.
 
     Raises:
         InputError: If a field has both its old and its new name.
@@ -251,7 +253,7 @@ def with_new_names(raw: Mapping[str, Any], kind: Any, where: str = "") -> Mappin
 def unknown_key(key: Any, known: Container[Any], where: str) -> str:
     """Return an error message for an unknown key.
 
-    It names at most 12 known keys: if there are more, the most similar ones.
+    The message lists at most 12 known keys. If there are more, it lists the most similar keys.
     """
     names = sorted(map(str, known)) if isinstance(known, Iterable) else []
     if len(names) > _SHOWN_KEYS:
@@ -300,18 +302,20 @@ class Mistakes:
 
 
 def read(raw: Any, kind: Any, where: str = "it", any_version: bool = False, fixed: Mapping[str, Any] = {}) -> Any:
-    """Convert parsed JSON to a value of a type. Values are not converted between types.
+    """Convert parsed JSON to a value of the type `kind`.
+
+    A value of another type is an error, except that an integer is accepted as a `float`.
 
     Args:
         raw: Result of `json.loads`.
-        kind: A dataclass, `int` (not negative, of 64 bits), `float` (finite), `str`, `bool`, `tuple[T, ...]`, `tuple[T,
-            T]`, `list[T]`, `Mapping[str, T]`, `T | None`, `int | float`, a union of dataclasses that differ in a field
-            `kind`, or `Any`; `Annotated[T, Container]` contains the allowed values. A dataclass may check more in its
-            `__post_init__`.
+        kind: A dataclass, an enum, `int` (not negative, 64 bits), `float` (finite), `str`, `bool`, `tuple[T, ...]`,
+            `tuple[T, T]`, `list[T]`, `Mapping[str, T]`, `T | None`, `int | float`, a union of dataclasses that differ
+            in a field `kind`, or `Any`. `Annotated[T, values]` accepts only values that the container `values`
+            contains. A dataclass may check more in its `__post_init__`.
         where: Location of the value in the file, for messages.
         any_version: Whether to accept files of other versions: fields with a default may be missing, and unknown fields
             are ignored. If older files differ more, a static method `upgrade` of the dataclass converts the JSON.
-        fixed: Fields of a dataclass that are not read, with their values.
+        fixed: Fields of the dataclass that are not read from `raw`, as {name: value}.
 
     Raises:
         InputError: If a value has another type or range, or a field is missing or unknown. The message names its
@@ -325,7 +329,7 @@ def read(raw: Any, kind: Any, where: str = "it", any_version: bool = False, fixe
 
 
 def read_by_hand(raw: Any, kind: Any, where: str, fixed: Mapping[str, Any] = {}) -> Any:
-    """Convert a value that a person wrote, or that a platform passed on, to a value of a type.
+    """Convert a value that a user wrote, or that a platform passed on, to a value of the type `kind`.
 
     Numbers may be strings: YAML reads 1e-4 as a string, and flags and environment variables are always strings. An
     integer may be a float, because KFP turns 32 into 32.0. A tuple may be a single value, or a string of values
@@ -335,12 +339,12 @@ def read_by_hand(raw: Any, kind: Any, where: str, fixed: Mapping[str, Any] = {})
     Args:
         raw: The value.
         kind: Type; see `read`.
-        where: Name of the value in messages, for example `training`; empty leaves it out.
-        fixed: Fields of a dataclass that are not read, with their values.
+        where: Name of the value in messages, for example `training`. If empty, messages contain no name.
+        fixed: Fields of the dataclass that are not read from `raw`, as {name: value}.
 
     Raises:
         InputError: If values have another type or range, or fields are missing or unknown. The message names the place
-            of each, and the most similar known field.
+            of each mistake and, for an unknown field, the most similar known field.
 
     Example:
         >>> read_by_hand("64,64", tuple[int, ...], "data.image_size")
@@ -350,7 +354,9 @@ def read_by_hand(raw: Any, kind: Any, where: str, fixed: Mapping[str, Any] = {})
 
 
 def read_some(raw: Mapping[str, Any], kind: Any) -> dict[str, Any]:
-    """Convert values of some fields of a dataclass, as `read_by_hand` does; rules over several fields are not checked.
+    """Convert the values of some fields of a dataclass in the same way as `read_by_hand`.
+
+    Rules that involve several fields are not checked.
 
     Args:
         raw: Values by the name of their field; other names are ignored.
@@ -414,7 +420,7 @@ def _read(raw: Any, kind: Any, where: str, form: _Form) -> Any:
 
 def _plain(raw: Any, kind: type, where: str, form: _Form) -> Any:
     if type(raw) is int and abs(raw) > _LARGEST:
-        raise InputError(f"{where} is {raw}, expected a number of 64 bits, at most {_LARGEST}")
+        raise InputError(f"{where} is {raw}, expected a 64-bit integer, from -{_LARGEST} to {_LARGEST}")
     advice = ""
     if kind is str and form.is_by_hand and isinstance(raw, bool | datetime.date):
         advice = ": in YAML, write yes, no, on, off and dates in quotation marks"
@@ -427,7 +433,10 @@ def _plain(raw: Any, kind: type, where: str, form: _Form) -> Any:
 
 
 def _example(kind: Any) -> str:
-    """Return the end of a message that shows a mapping to values of a type; empty for other types."""
+    """Return an example of a mapping to values of type `kind`, as the end of a message.
+
+    Return an empty string if there is no example for the type.
+    """
     plain = typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind
     return f", such as {json.dumps({'NAME': _EXAMPLES[plain]})}" if plain in _EXAMPLES else ""
 
@@ -446,7 +455,7 @@ def _mapping(raw: Mapping[Any, Any], items: Sequence[Any], where: str, form: _Fo
 
 
 def _in_json(raw: Any, kind: Any) -> Any:
-    """Convert a value that a person or KFP wrote to its form in JSON."""
+    """Convert a value that a user or KFP wrote to the JSON type that `kind` is read from, if possible."""
     origin = typing.get_origin(kind)
     if kind is Any:
         return whole_numbers(raw)
@@ -531,9 +540,9 @@ _NAMES = {
 
 
 def _choose(raw: Any, kinds: Sequence[Any], where: str) -> Any:
-    """Return the type in a union that fits a value.
+    """Return the member of the union `kinds` to which a value is converted.
 
-    The value's field `kind` selects one of several dataclasses.
+    In a union of dataclasses, the field `kind` of the value selects the dataclass.
     """
     known = [kind for kind in kinds if kind is not types.NoneType]
     if len(known) > 1 and all(map(dataclasses.is_dataclass, known)):

@@ -75,10 +75,10 @@ def local_path(text: str) -> Path:
 
 
 def add_params(parser: argparse.ArgumentParser, params: type) -> None:
-    """Add a flag for every field of a Params dataclass. Fields without a default are required flags.
+    """Add a flag for every field of a Params dataclass. The flag of a field without a default is required.
 
-    A field that is a dataclass adds the flags of its own fields, except flags that exist already. Values stay strings;
-    `params_from` converts them.
+    For a field that is a dataclass, the flags of its fields are added, except flags that exist already. The values
+    remain strings until `params_from` converts them.
     """
     renamed = renamed_fields(params)
     for field in sorted(fields_of(params).values(), key=lambda field: dataclasses.is_dataclass(field.kind)):
@@ -105,7 +105,7 @@ def add_params(parser: argparse.ArgumentParser, params: type) -> None:
 
 
 def _form(kind: Any) -> dict[str, Any]:
-    """Return the arguments of `add_argument` for a type."""
+    """Return the keyword arguments of `add_argument` for a field of type `kind`."""
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
     if typing.get_origin(kind) is tuple:
@@ -145,16 +145,19 @@ def run_step(
     accepted: str = "",
     optional: Mapping[str, tuple[Callable[[str], Any], str]] = {},
 ) -> int:
-    """Run a step from its command line and return the exit code: 3 if the step's result is not accepted.
+    """Run a step with the arguments of the command line, and return the exit code.
+
+    The exit code is 3 if the result is not accepted (see `accepted`), otherwise that of `exit_code`.
 
     Args:
         work: Function of the step. It takes the parameters, the input folders and the output folder.
         params: Dataclass of the parameters.
-        reads: Name of the step that writes each input folder, by the folder's flag.
+        reads: Input folders, as {flag: name of the step that writes the folder}.
         example: Example of the arguments, for the help.
-        folder: Type of the input folders.
-        accepted: Boolean field of the result that is true if the result is accepted. Empty accepts every result.
-        optional: Parser and help of each further flag. The values of these flags are keyword arguments of `work`.
+        folder: Function that converts the text of an input folder's flag, for example to a path.
+        accepted: Name of the boolean field of the result that says whether the result is accepted. If empty, every
+            result is accepted.
+        optional: Further flags, as {name: (parser, help)}. Their values are keyword arguments of `work`.
     """
     program = f"python -m {work.__module__.rpartition('.')[0]}"
     parser = ArgumentParser(
@@ -183,13 +186,13 @@ def run_step(
 
 
 class StepCommand(NamedTuple):
-    """A command of `run_commands`.
+    """A command for `run_commands`.
 
     Attributes:
-        work: Function that takes the parameters, then the values of the flags in their order.
+        work: Function that takes the parameters, then the values of the flags in the order of `flags`.
         params: Dataclass of the parameters.
         help: Description of the command.
-        flags: Flags, each with arguments for `add_argument`. A flag without a default is required.
+        flags: Flags, as {name: keyword arguments of `add_argument`}. A flag without a default is required.
     """
 
     work: Callable[..., Any]
@@ -199,7 +202,7 @@ class StepCommand(NamedTuple):
 
 
 def run_commands(program: str, description: str, commands: Mapping[str, StepCommand]) -> int:
-    """Run the command that a command line names, and return the exit code."""
+    """Run one of several commands, which the first argument of the command line names. Return the exit code."""
     parser = ArgumentParser(prog=program, description=description)
     parsers = parser.add_subparsers(dest="command", required=True)
     for name, command in commands.items():

@@ -1,4 +1,4 @@
-"""Notification about a run that did not succeed. It is sent to a webhook."""
+"""Messages to a webhook about runs that did not succeed."""
 
 import http.client
 import json
@@ -26,7 +26,7 @@ _UNKNOWN_OUTCOME = "has ended, but Kubeflow does not report how"
 
 
 def message(run: str, state: str, error: str, resource: str, page: str) -> str:
-    """Return the message about a run that ended. Return an empty string if the run succeeded.
+    """Return the message to send about a run that ended, or an empty string if the run succeeded.
 
     On Kubeflow, the exit task also runs after a cancelled run: cancelling sets the run's deadline to 0, and deadlines
     do not apply to exit handlers (kubeflow/pipelines backend/src/common/util/execution_spec.go: GetTerminatePatch;
@@ -55,18 +55,18 @@ def message(run: str, state: str, error: str, resource: str, page: str) -> str:
 
 
 def job_of(resource: str) -> tuple[str, ...]:
-    """Return project, region and ID of a pipeline job on Vertex AI.
+    """Return project, region and ID of a pipeline job on Vertex AI, from the name of its resource.
 
-    Return an empty result for a run on another platform.
+    Return an empty tuple for a run on another platform.
     """
     match = re.fullmatch(r"projects/([^/]+)/locations/([^/]+)/pipelineJobs/([^/]+)", resource)
     return match.groups() if match else ()
 
 
 def reasons(resource: str) -> str:
-    """Return the error messages of the steps of a Vertex AI job.
+    """Return the error messages of the steps of a Vertex AI pipeline job, as one text.
 
-    Return an empty result on Kubeflow or if the service does not respond.
+    Return an empty string on Kubeflow, or if the request for the job fails.
 
     An exit task does not receive the steps' messages. KFP's API does not report them either (kubeflow/pipelines
     backend/src/v2/driver/resolve.go).

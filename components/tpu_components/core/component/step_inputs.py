@@ -1,4 +1,4 @@
-"""A step's Params from a component's inputs or a command's flags."""
+"""Conversion of a component's inputs, or of a command's flags, to a step's Params dataclass."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ def params_from(inputs: Mapping[str, Any], params: type[P]) -> P:
     Args:
         inputs: Arguments of a component by name. Other names, such as those of artifacts, are ignored. A removed field
             must be empty. A renamed field may have its old name.
-        params: The dataclass. A field that is a dataclass is built from the mapping of its name, or from `inputs` if
-            there is no such mapping.
+        params: The dataclass. A field that is a dataclass is built from the input with its name or, if there is no
+            input with its name, from all of `inputs`.
 
     Raises:
         InputError: If a value has another type, or `params` rejects it.

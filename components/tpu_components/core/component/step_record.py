@@ -1,7 +1,6 @@
-"""`step.json`: the result of a step, written next to its artifacts. The runner of the pipeline reads it.
+"""The file `step.json`, which records whether a step succeeded. The runner of the pipeline reads it.
 
-The step writes this file because runners do not report results reliably: kfp.local reports most failed containers as a
-success.
+The step writes the file next to its artifacts, because kfp.local reports most failed containers as successful.
 """
 
 import contextlib
@@ -38,7 +37,7 @@ class StepRecord(JsonFile, name=STEP_RECORD_FILE, what="the record of a step", s
     Attributes:
         step: Name of the step.
         state: `succeeded` or `failed`.
-        seconds: Duration of the step. Negative in older files if the clock was set back.
+        seconds: Duration of the step. Can be negative in files of old versions, if the clock was set back.
         error: Message or stack trace of the failure.
         is_input_error: Whether the failure was a user's mistake.
     """
@@ -77,7 +76,7 @@ def step_record(step: str, artifact_path: str) -> Iterator[None]:
 
 
 def _say_what_the_cache_misses(step: str, inputs: Mapping[str, Any]) -> None:
-    """Print a line if the cache of a platform would return this step's results after its source has changed."""
+    """Print a warning if a platform's cache would still return this step's results after the data source changes."""
     if inputs.get("data_version", "unknown") or not location_of(SourceRef.parse(inputs["source"])).is_remote:
         return
     progress.say(
@@ -95,14 +94,14 @@ def run_component(
     *folders: str,
     then: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """Run a step in its KFP component, record the outcome, and return the step's result.
+    """Run a step inside its KFP component, record the outcome in `step.json`, and return the step's result.
 
     Args:
         step: Name of the step.
         work: Function of the step, which takes the parameters and the paths of the artifacts.
         params: Dataclass of the parameters.
         inputs: Arguments of the component.
-        folders: Names of the artifacts that the step reads, and last the artifact that it writes.
+        folders: Names of the artifacts that the step reads, followed by the name of the artifact that it writes.
         then: Function that converts the result to the return value. Without it, the result is stored as metadata of the
             artifact that the step writes.
     """

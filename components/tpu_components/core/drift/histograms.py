@@ -1,4 +1,4 @@
-"""Histograms as SVG, for HTML pages."""
+"""Histograms as SVG images, for HTML pages."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,12 +15,12 @@ _TAIL = 0.005  # Share of the values at each end that are put into the first or 
 
 
 def draw_histograms(name: str, by_series: Mapping[str, Distribution], colours: Mapping[str, str]) -> markupsafe.Markup:
-    """Return an SVG of grouped histograms with common, equally wide bars.
+    """Return an SVG with the histograms of several distributions. All use the same bins of equal width.
 
     Args:
         name: Name of the statistic.
-        by_series: Distributions by name. The height of a bar is the share of the distribution's values.
-        colours: Colour of each distribution, by its name in `page.css`.
+        by_series: Distributions by name. The height of a bar is the share of the distribution's values in the bin.
+        colours: For each distribution, the name of a colour in `page.css`.
     """
     edges = _choose_edges(list(by_series.values()))
     counts = np.array([_rebin(distribution, edges) for distribution in by_series.values()])
@@ -55,15 +55,15 @@ def draw_histograms(name: str, by_series: Mapping[str, Distribution], colours: M
 
 
 def draw_legend(colours: Mapping[str, str]) -> markupsafe.Markup:
-    """Return an HTML legend of names and colours. Each colour is the name of a colour in `page.css`."""
+    """Return an HTML legend for {name: colour}. A colour is a name from `page.css`."""
     series = (_SERIES.format(colour, name) for name, colour in colours.items())
     return markupsafe.Markup("<p>{}</p>").format(markupsafe.Markup("").join(series))
 
 
 def _choose_edges(distributions: Sequence[Distribution]) -> list[float]:
-    """Return round edges for bars that cover nearly all values.
+    """Return the edges of bars that cover nearly all values. The edges are round numbers.
 
-    Bars are at least as wide as the histograms' bins.
+    Bars are at least as wide as the narrowest bin with values.
     """
     ends = np.array([_quantiles(distribution) for distribution in distributions])
     low, high = float(ends[:, 0].min()), float(ends[:, 1].max())

@@ -1,7 +1,7 @@
 """Measurements of examples (called figures) and their distribution over a split, for reports and drift detection.
 
-A bin is one unit of its figure wide or, for large values, at most 1/128 of the value. Empty bins are not stored. Only
-integers are summed, so the results do not depend on the number of workers or on the order of the examples.
+A bin of a distribution is one unit wide or, for large values, at most 1/128 of the value. Empty bins are not stored.
+Only integers are summed, so the results do not depend on the number of workers or on the order of the examples.
 """
 
 import dataclasses
@@ -33,8 +33,8 @@ class Figure:
 
     Attributes:
         name: Name of the figure, for example `brightness`.
-        unit: Description for reports, for example `mean grey level of a picture`.
-        scale: Value of one unit of the stored integers.
+        unit: Description of the values for reports, for example `mean grey level of a picture`.
+        scale: Factor that converts the stored integers to values.
     """
 
     name: str
@@ -47,15 +47,15 @@ FIGURES: Mapping[str, tuple[Figure, ...]] = {
         Figure("brightness", "mean grey level of a picture", 0.1),
         Figure("contrast", "standard deviation of the grey levels of a picture", 0.1),
         Figure("sharpness", "mean difference of neighbouring grey levels", 0.1),
-        Figure("red", "share of red in the picture's light; a third for grey", 0.001),
-        Figure("blue", "share of blue in the picture's light; a third for grey", 0.001),
-        Figure("height", "pixels of the file"),
-        Figure("width", "pixels of the file"),
+        Figure("red", "share of red in the picture's light; one third for a grey picture", 0.001),
+        Figure("blue", "share of blue in the picture's light; one third for a grey picture", 0.001),
+        Figure("height", "height of the picture in the file, in pixels"),
+        Figure("width", "width of the picture in the file, in pixels"),
     ),
     TEXT: (
         Figure("words", "number of words in a text"),
         Figure("unknown_share", "share of unknown words in a text", 0.001),
-        Figure("word_length", "bytes of a text per word", 0.1),
+        Figure("word_length", "number of bytes per word of a text", 0.1),
     ),
 }
 LABELS = Figure("labels", "number of labels of an example")  # For multi-label data.
@@ -68,9 +68,9 @@ COUNTS: Mapping[str, tuple[str, ...]] = {
 
 
 def is_measured(identity: bytes, share: float) -> bool:
-    """Return whether an example is measured when only a share of the examples is measured.
+    """Return whether to measure an example, if only the fraction `share` of all examples is measured.
 
-    The choice depends only on the example's ID.
+    The choice depends only on the example's ID, `identity`.
     """
     return share >= 1 or int.from_bytes(identity[:2], "little") < share * 2**_SAMPLED_BITS
 
@@ -137,9 +137,9 @@ def _measure_colours(values: np.ndarray) -> np.ndarray:
 
 
 def distributions(kind: str, rows: np.ndarray) -> dict[str, Distribution]:
-    """Return the distribution of each figure of a kind of example, by name.
+    """Return the distribution of each figure over the measured examples, by name of the figure.
 
-    Return an empty result if no example was measured.
+    Return an empty dict if no example was measured.
 
     Args:
         kind: Kind of example, for example `image`.
@@ -155,9 +155,10 @@ def count_labels(labels: np.ndarray) -> dict[str, Distribution]:
 
 
 def count_independent(kind: str, rows: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> dict[str, float]:
-    """Return `Split.independence` for examples in groups.
+    """Return the effective sample size divided by the number of examples, for examples in groups, by figure.
 
-    For a figure, it is the smallest of the values for its mean and its quartiles.
+    The result is the value of `Split.independence`. A figure's value is the smallest of the values for its mean and for
+    its quartiles. `classes` is the value for the class shares.
 
     Args:
         kind: Kind of example, `image` or `text`.

@@ -48,7 +48,8 @@ class Shift:
     """Difference of one statistic between two data sets, and the test of this difference.
 
     Attributes:
-        figure: Name of the statistic: one of `Split.distributions`, `classes`, a target, `common words` or `set aside`.
+        figure: Name of the statistic: a name from `Split.distributions`, `target NAME`, `classes`, `single class`,
+            `common words` or `set aside`.
         effect: Effect size.
         measure: Description of the effect size.
         luck: p-value of the test.
@@ -57,7 +58,7 @@ class Shift:
         test: Name of the test.
         threshold: Smallest effect size that counts as drift.
         allowed: Significance level: (1 - confidence) / number of tests.
-        drifted: Whether `luck` is below `allowed` and `effect` at least `threshold`.
+        drifted: Whether `luck` is below `allowed`, and `effect` is at least `threshold`.
     """
 
     figure: str
@@ -74,12 +75,14 @@ class Shift:
 
 
 def find_shifts(new: DataSketch, old: DataSketch, confidence: float = 0.99) -> tuple[Shift, ...]:
-    """Compare two data sets, with all splits together. Return one `Shift` per statistic, the largest effect first.
+    """Compare two data sets, with all splits together. Return one `Shift` per statistic.
+
+    The results are sorted by the ratio of the effect size to its threshold, the largest first.
 
     Args:
         new: Sketch of the new data.
         old: Sketch of the data to compare with.
-        confidence: Probability that no drift is reported between two samples of the same distribution.
+        confidence: Least probability that no drift is reported between two samples of the same distribution.
 
     Raises:
         InputError: If the sketches differ in kind or task.
@@ -89,7 +92,7 @@ def find_shifts(new: DataSketch, old: DataSketch, confidence: float = 0.99) -> t
         if ours != theirs:
             raise InputError(
                 f"Cannot compare {new.source!r} with {old.source!r}: expected the same {what}, received {ours} and "
-                f"{theirs}. Choose data of the same kind."
+                f"{theirs}. Choose data of the same {what}."
             )
     compared = [shift for compare in (_figures, _classes, _targets, _words, _set_aside) for shift in compare(new, old)]
     allowed = (1 - confidence) / max(len(compared), 1)
@@ -98,13 +101,13 @@ def find_shifts(new: DataSketch, old: DataSketch, confidence: float = 0.99) -> t
 
 
 def judge(shift: Shift, threshold: float, test: str, allowed: float) -> Shift:
-    """Return a copy of a shift with the decision whether it counts as drift, and with the test and the limits."""
+    """Decide whether a shift counts as drift. Return a copy that contains the decision, the test and the limits."""
     drifted = shift.luck < allowed and shift.effect >= threshold
     return dataclasses.replace(shift, test=test, threshold=threshold, allowed=allowed, drifted=drifted)
 
 
 def say_verdict(shifts: Sequence[Shift]) -> str:
-    """Return the outcome as text, for example `2 of 6 figures have drifted: brightness, contrast`."""
+    """Return a summary of the shifts as text, for example `2 of 6 figures have drifted: brightness, contrast`."""
     drifted = [shift.figure.replace("_", " ") for shift in shifts if shift.drifted]
     if not drifted:
         return f"none of {len(shifts)} figures has drifted" if shifts else "the data sets have no figure in common"
@@ -129,7 +132,7 @@ def say_rule(shifts: Sequence[Shift]) -> str:
 
 
 def say_power(new: DataSketch, old: DataSketch, shifts: Sequence[Shift], noun: str) -> str:
-    """Describe the smallest shift of a distribution that the tests detect with a power of 80%.
+    """Describe the smallest shift of a distribution that the tests detect with a probability of 80%.
 
     Args:
         new: Sketch of the new data.
@@ -149,7 +152,7 @@ def say_power(new: DataSketch, old: DataSketch, shifts: Sequence[Shift], noun: s
     )
     spread = math.sqrt(sum(1 / number for number in least_independent))
     least = float(special.kolmogi(shifts[0].allowed)) * spread
-    grouped = ", which depend on each other in groups," if new.independence or old.independence else ""
+    grouped = ", which are grouped and therefore not independent," if new.independence or old.independence else ""
     said = f"{ours:,} {noun}, compared with {theirs:,}{grouped or ','}"
     if least >= 1:
         return f"{said} are too few to detect even a large shift of a distribution."
@@ -162,14 +165,14 @@ def say_power(new: DataSketch, old: DataSketch, shifts: Sequence[Shift], noun: s
 
 
 def figures_of(new: DataSketch, old: DataSketch) -> dict[str, tuple[Distribution, Distribution]]:
-    """Return the distributions that both sketches have, as {name: (new, old)}."""
+    """Return the distributions that both sketches have and that can be compared, as {name: (new, old)}."""
     skipped = _OF_ITS_OWN if new.divides_like(old) else _OF_ITS_OWN + _OF_WORDS
     names = [name for name in new.distributions if name not in skipped and name in old.distributions]
     return {name: (new.distributions[name], old.distributions[name]) for name in names}
 
 
 def _figures(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
-    """Compare distributions by the Kolmogorov-Smirnov test. For binned values the test is conservative."""
+    """Compare distributions by the Kolmogorov-Smirnov test, which is conservative for binned values."""
     for name, (ours, theirs) in figures_of(new, old).items():
         distance = find_distance(ours, theirs)
         numbers = [data.count_independent(name, own.num_examples) for data, own in ((new, ours), (old, theirs))]
@@ -190,11 +193,11 @@ def _count_by_name(data: DataSketch) -> Counter[str]:
 
 
 def _classes(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
-    """Compare the mix of classes by the chi-squared test.
+    """Compare the class frequencies by the chi-squared test.
 
-    The labels of one example are not independent, so an example counts as one draw or less; see `_effective`. For
-    multi-label data, the label whose share of the examples differs most is also compared: by Fisher's exact test, with
-    Bonferroni's correction for the number of labels.
+    In multi-label data, the labels of one example are not independent, so each example counts as at most one draw; see
+    `_effective`. In addition, the label whose share of the examples differs most is compared by Fisher's exact test,
+    with Bonferroni's correction for the number of labels.
     """
     counts = [_count_by_name(data) for data in (new, old)]
     names = sorted({*counts[0], *counts[1]})
@@ -217,9 +220,7 @@ def _classes(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
 
 
 def _most_moved(names: Sequence[str], shares: np.ndarray) -> list[str]:
-    """Return two texts about the name with the largest difference in its share.
-
-    They contain the name and its share, in the new data and in the old data.
+    """Return the name whose share differs most, with its share in the new and in the old data, as two texts.
 
     Args:
         names: Names of the first columns of `shares`.
@@ -245,9 +246,9 @@ def _effective(sizes: np.ndarray, new: DataSketch, old: DataSketch, figure: str)
 def _words(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
     """Compare the shares of the old data's frequent words by the chi-squared test.
 
-    Rare words are one category, and all unlisted words are another. The words of one text are not independent, so a
-    text counts as one draw or less (see `_effective`), which is conservative. A frequent word that the new data do not
-    list gets the count of the new data's rarest listed word.
+    Rare words form one category, and all unlisted words another. The words of one text are not independent, so each
+    text counts as at most one draw (see `_effective`), which is conservative. If the new data do not list a frequent
+    word of the old data, its count is that of the rarest word that they list.
     """
     if not (new.common_words and old.common_words and new.num_training and old.num_training):
         return
@@ -265,7 +266,7 @@ def _words(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
 
 
 def _shares_of_words(counts: Mapping[str, int], names: Sequence[str]) -> np.ndarray:
-    """Return float[words + 1]: the share of each word, and last the share of all other words."""
+    """Return the share of each word in `names`, followed by the share of all other words: float[words + 1]."""
     listed = [count for word, count in counts.items() if word]
     least = min(listed) if counts.get("") else 0
     known = np.array([counts.get(name, least) for name in names], float)
@@ -289,7 +290,7 @@ def _luck_of_mix(table: np.ndarray) -> float:
 
 
 def _targets(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
-    """Compare the means of common targets by Welch's t-test."""
+    """Compare the means of the targets that both data sets have by Welch's t-test."""
     from scipy import stats
 
     for name in new.targets.keys() & old.targets.keys():
@@ -305,7 +306,7 @@ def _targets(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
 
 
 def _set_aside(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
-    """Compare the share of unreadable inputs by Fisher's exact test."""
+    """Compare the shares of quarantined inputs by Fisher's exact test."""
     bad, good = np.array([(data.num_set_aside, data.num_examples) for data in (new, old)], float).T
     if bad.any():
         shares = bad / (bad + good)
@@ -333,7 +334,7 @@ def _fisher(having: np.ndarray, lacking: np.ndarray) -> float:
 
 
 def as_dict(shifts: Sequence[Shift]) -> Mapping[str, object]:
-    """Return shifts for JSON: `drifted`, whether any statistic has drifted, and `figures`, a dict per shift."""
+    """Return shifts as a dict for JSON: `drifted`, true if any figure has drifted, and `figures`, a dict per shift."""
     return {
         "drifted": any(shift.drifted for shift in shifts),
         "figures": [dataclasses.asdict(shift) for shift in shifts],

@@ -1,10 +1,10 @@
 """Sketches: statistics of a data set, for drift detection.
 
-A registered version keeps the sketch of its data.
+The lineage of a registered model version contains the sketch of the version's data.
 
 Histograms with different bins are merged and compared without interpolation: only exact cumulative counts are used. The
-number of values below a point is exact if the point is an edge of a bin, lies in an empty bin, or is outside the range
-of the values.
+number of values below a point is known exactly if the point is an edge of a bin, lies in an empty bin, or is outside
+the range of the values.
 """
 
 import dataclasses
@@ -50,8 +50,8 @@ class DataSketch:
         num_training: Number of training examples.
         common_words: Counts of the most frequent words of the training examples, as in `Manifest`.
         independence: Effective sample size divided by the number of examples, by name of the distribution; see `Split`.
-        tokenization: Name of the rule by which the texts were split into words. Empty for images, and in older files,
-            whose rule is `words`.
+        tokenization: Name of the rule that split the texts into words. Empty for images, and in files of old versions,
+            which used the rule `words`.
     """
 
     source: str
@@ -70,27 +70,28 @@ class DataSketch:
 
     @property
     def words_rule(self) -> str:
-        """Name of the rule by which the texts were split into words.
-
-        The rule is `words` if the file does not name one.
-        """
+        """Name of the rule that split the texts into words. It is `words` if `tokenization` is empty."""
         return self.tokenization or WORDS
 
     def divides_like(self, other: Self) -> bool:
-        """Return whether words of two sketches can be compared.
+        """Return whether the words of this sketch and of another sketch can be compared.
 
-        They can if the tokenization rule is the same, or if they are ASCII, which all rules treat alike.
+        This is the case if both data sets use the same tokenization rule, or if all common words are ASCII, because all
+        rules treat ASCII words in the same way.
         """
         words = "".join((*self.common_words, *other.common_words))
         return self.words_rule == other.words_rule or words.isascii()
 
     def count_independent(self, figure: str, num_examples: float) -> float:
-        """Return the effective sample size for a figure. For an unknown figure, return the smallest of all figures."""
+        """Return the effective sample size of `num_examples` examples for a figure.
+
+        For a figure without a value in `independence`, the smallest value of all figures is used.
+        """
         return num_examples * self.independence.get(figure, min(self.independence.values(), default=1.0))
 
     @classmethod
     def make(cls, manifest: Manifest) -> Self:
-        """Return the sketch of a data set."""
+        """Return the sketch of the data set that a manifest describes."""
         splits = [*manifest.splits.values()]
         names = manifest.class_names
         counts = [] if manifest.task == REGRESSION else np.sum([split.class_counts for split in splits], axis=0)
@@ -185,7 +186,10 @@ def count_bins(lows: np.ndarray, highs: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def pool_bins(parts: Sequence[Distribution]) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Merge histograms. Return edges and counts, which do not depend on how the values were divided into histograms."""
+    """Merge histograms, and return the edges and counts of the result.
+
+    The result does not depend on how the values were divided among the histograms.
+    """
     edges = np.unique(np.concatenate([part.edges for part in parts]))
     below = np.array([_count_below(part, edges) for part in parts])
     # Values outside of the edges belong to the first or last bin.
@@ -203,7 +207,7 @@ def pool_bins(parts: Sequence[Distribution]) -> tuple[tuple[float, ...], tuple[i
 def find_distance(ours: Distribution, theirs: Distribution) -> float:
     """Return the two-sample Kolmogorov-Smirnov statistic: the largest difference of the two distribution functions.
 
-    Only points where both functions are exact are compared, so the result is a lower bound of the statistic.
+    Only points where both functions are known exactly are compared, so the result is a lower bound of the statistic.
     """
     ends = [np.nextafter(each.maximum, np.inf) for each in (ours, theirs)]
     points = np.unique(np.concatenate([ours.edges, theirs.edges, [ours.minimum, theirs.minimum], ends]))
@@ -214,7 +218,7 @@ def find_distance(ours: Distribution, theirs: Distribution) -> float:
 
 
 def _count_below(distribution: Distribution, points: np.ndarray) -> np.ndarray:
-    """Return the number of values below each point, int[points]. A number that is not exact is -1."""
+    """Return the number of values below each point, int[points], or -1 where the number is not known exactly."""
     edges, counts = np.array(distribution.edges), np.array(distribution.counts)
     total = np.insert(np.cumsum(counts), 0, 0)
     after = np.searchsorted(edges, points, side="right")  # Edges up to the point.

@@ -1,4 +1,4 @@
-"""Reader of the sketches of registered versions' data."""
+"""Sketches of the data of registered model versions and of folders of records."""
 
 from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
@@ -8,7 +8,7 @@ from tpu_components.core.registry.opening import Origin, origin_of
 
 
 def sketch_at(place: str) -> DataSketch:
-    """Return the data sketch of a folder of records, local or in a bucket, or of a registered version.
+    """Return the data sketch of a folder of records, local or in a bucket, or of a registered model version.
 
     Args:
         place: The folder, or `REGISTRY/MODEL@VERSION_OR_ALIAS`.
@@ -21,16 +21,16 @@ def sketch_at(place: str) -> DataSketch:
 
 
 def sketch_of(origin: Origin) -> DataSketch:
-    """Return the sketch of the data of a registered version, from its lineage.
+    """Return the sketch of the data of a registered model version, from its lineage.
 
     Raises:
-        InputError: If the registered version has no sketch, or one in an incompatible format.
+        InputError: If the version has no sketch, or its sketch has an incompatible format.
     """
     try:
         return typed_values.read(origin.lineage.get(SKETCH), DataSketch, SKETCH, any_version=True)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
-            f"Cannot compare data with those of {origin.name}: this version has no readable sketch of its data "
-            f"({error}). It belongs to another task or tool, or is older than sketches. The next promoted run stores "
-            "a sketch; compare with a folder of records until then."
+            f"Cannot compare data with the data of {origin.name}: this version has no readable sketch of its data "
+            f"({error}). It belongs to another task, was registered by another tool, or is older than sketches. The "
+            "next promoted run stores a sketch. Until then, compare with a folder of records."
         ) from error

@@ -1,13 +1,13 @@
 """Rules for class names and missing labels, the same for every source.
 
-Class names are texts in Unicode NFC, without surrounding spaces. A whole number loses its decimal point: `1.0`, which
-pandas writes for `1` if a cell of the column is empty, is the class `1`. All other texts stay as they are, for example
-`007`, `1e3` and `1.5`.
+Class names are texts in Unicode NFC, without surrounding spaces. The decimal point of a whole number is removed: `1.0`
+becomes the class `1`, because pandas writes `1.0` for `1` if another cell of the column is empty. All other texts stay
+as they are, for example `007`, `1e3` and `1.5`.
 
 A label is missing if it is empty, null, or a text that libraries write for a missing value: `nan` in any case, `<NA>`,
-`NaT` and `#N/A`. `None`, `NA` and `null` are classes, because people use them as names. `-1` is a class too, unless the
-source defines it as missing, as Hugging Face does for its class labels. `data.class_names` overrides these rules: a
-listed name is a class, and `-1` is missing if it is not listed.
+`NaT` and `#N/A`. `None`, `NA` and `null` are classes, because they are also used as names. `-1` is a class too, unless
+the source uses `-1` for a missing label, as Hugging Face does. `data.class_names` overrides these rules: a listed name
+is a class, and `-1` is a missing label if it is not listed.
 """
 
 import math
@@ -80,7 +80,7 @@ def missing_labels(class_names: Collection[str] = ()) -> frozenset[str]:
     """Return the texts that stand for a missing label.
 
     Args:
-        class_names: Classes from `data.class_names`, or an empty list if it is not set.
+        class_names: Classes from `data.class_names`, or an empty list if `data.class_names` is not set.
 
     Example:
         >>> "nan" in missing_labels(), "-1" in missing_labels(), "-1" in missing_labels(["cat", "dog"])
@@ -133,9 +133,9 @@ def _is_control(character: str) -> bool:
 
 
 def _in_plain_letters(name: str) -> str:
-    """Return a name without differences in case, repeated spaces, outer quotation marks and forms of letters.
+    """Return a name in lower case, in plain letters, with single spaces, and without outer quotation marks.
 
-    Wide letters, ligatures and letters in circles are replaced. Superscripts and fractions are not.
+    Wide letters, ligatures and letters in circles become plain letters. Superscripts and fractions stay as they are.
     """
     name = name.strip(_QUOTES) or name
     if not name.isascii():
@@ -157,9 +157,9 @@ def _visible(name: str) -> str:
 
 
 def advise_on_order(task: str, names: Sequence[str], others: Sequence[str]) -> str:
-    """Return advice for an error message if a model has the data's classes in another order.
+    """Return advice for an error message if a model and the data have the same classes in different orders.
 
-    Otherwise return an empty string.
+    Otherwise, return an empty string.
 
     Args:
         task: Task of the model.

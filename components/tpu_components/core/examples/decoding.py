@@ -1,6 +1,6 @@
-"""Decoder for batches of image files in training and evaluation.
+"""Multithreaded decoder for batches of image files, for training and evaluation.
 
-It uses one thread per core and releases the GIL.
+The decoder uses one thread per available CPU, and releases the GIL.
 """
 
 import functools
@@ -25,14 +25,14 @@ MOST_PER_SECOND, MOST_RESIZED_PER_SECOND = 100_000.0, 17_000.0
 
 
 def decode_batch(files: Sequence[bytes], inputs: ImageInput) -> np.ndarray:
-    """Decode image files into one array, uint8[files, height, width, channels], without intermediate copies.
+    """Decode image files into one array, uint8[len(files), *inputs.fed_shape].
 
-    The pixels are the same as from `images.read_image`, except that resized images differ by at most two levels (of
-    255); see `resizing.resize_into`.
+    The pixels are the same as from `images.read_image`, except that pixels of resized images differ by at most two
+    levels (of 255); see `resizing.resize_into`. JPEG files that need no resizing are decoded directly into the array.
 
     Args:
-        files: Image files from records, already rotated.
-        inputs: Shape and margin to resize to, and whether JPEG files are decoded at a reduced size.
+        files: Contents of image files from records. Photos are already rotated.
+        inputs: Shape and margin to resize to, and whether larger JPEG files are decoded at a reduced size.
 
     Raises:
         UnreadableImageError: If a file is damaged.
@@ -56,7 +56,7 @@ def _workers() -> ThreadPoolExecutor:
 
 
 def _aligned(shape: tuple[int, ...]) -> np.ndarray:
-    """Return an empty uint8 array whose alignment lets TensorFlow use it without a copy."""
+    """Return an uninitialized uint8 array that is aligned so that TensorFlow can use it without a copy."""
     memory = np.empty(math.prod(shape) + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     return memory[start : start + math.prod(shape)].reshape(shape)

@@ -1,4 +1,4 @@
-"""Example IDs, which identify the examples of test sets, training sets and retired test sets.
+"""Example IDs: hashes that identify examples in training sets, test sets and retired test sets.
 
 An ID is the first eight bytes of a BLAKE2b hash of the source data, before any conversion. It does not depend on the
 settings of the records (image_size, channels, encoding, vocabulary …) or on the versions of libraries:
@@ -8,9 +8,11 @@ settings of the records (image_size, channels, encoding, vocabulary …) or on t
 - JPEG and other lossy image files: the bytes of the file
 - texts: the text in Unicode NFC, without a byte-order mark, with single spaces between its words
 
-This is scheme 2. Scheme 1, from earlier versions, hashed the content of the record, so the IDs depended on the
-settings. Records store both IDs, because files from earlier versions have only IDs of scheme 1, and because equal IDs
-of scheme 1 show which examples are copies.
+These are the IDs of scheme 2. Scheme 1, from earlier versions, hashed the content of the record, so its IDs depended on
+the settings. The IDs of both schemes are stored, because files from earlier versions have only IDs of scheme 1, and
+because equal IDs of scheme 1 show which examples are copies.
+
+Two files contain IDs:
 
 records/examples.npz     for each split, in stored order: IDs, ID_TYPE[num_examples], and whether each example has a
                          copy in training, bool[num_examples]
@@ -45,15 +47,12 @@ _SPACES_OF_ASCII = bytes(32 if chr(code).isspace() else code for code in range(2
 
 
 def identify(content: Any) -> bytes:
-    """Return a hash of eight bytes that is equal for equal content.
-
-    `content` is bytes or a contiguous array.
-    """
+    """Return the eight-byte BLAKE2b hash of bytes or of the content of a contiguous array."""
     return hashlib.blake2b(content, digest_size=_HASH_BYTES).digest()
 
 
 def identify_each(contents: Iterable[Any]) -> np.ndarray:
-    """Return the hash of each content, uint64[count]; see `identify`."""
+    """Return the hash of each item of `contents`, uint64[count]; see `identify`."""
     return np.fromiter(map(identify, contents), f"S{_HASH_BYTES}").view(HASH_TYPE)
 
 
@@ -124,7 +123,9 @@ def identify_text(content: bytes, known: bytes | None = None) -> bytes:
 
 
 def as_ids(array: np.ndarray) -> np.ndarray:
-    """Convert an array from a file to IDs, ID_TYPE[…]. A uint64 array contains IDs of scheme 1.
+    """Convert an array that was read from a file to example IDs, ID_TYPE[len(array)].
+
+    A uint64 array contains only IDs of scheme 1. In the result, the IDs of scheme 2 are then 0.
 
     Raises:
         ValueError: If the array has another type or shape, for example IDs of a later scheme.
@@ -139,9 +140,9 @@ def as_ids(array: np.ndarray) -> np.ndarray:
 
 
 def are_among(ids: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return whether each of `ids` is among `others`, bool[len(ids)]. Both are ID_TYPE[…].
+    """Return for each of `ids` whether it is also in `others`, bool[len(ids)]. Both arrays are ID_TYPE[…].
 
-    Examples are compared by scheme 2, or by scheme 1 if either of them has no ID of scheme 2.
+    Two examples are compared by scheme 2, or by scheme 1 if one of the two has no ID of scheme 2.
     """
     is_old, is_other_old = ids["scheme2"] == 0, others["scheme2"] == 0
     result = ~is_old & np.isin(ids["scheme2"], others["scheme2"][~is_other_old])
@@ -168,7 +169,7 @@ def save_identities(directory: Path, by_split: Mapping[str, np.ndarray], copied:
     Args:
         directory: Folder of the records.
         by_split: IDs of each split, ID_TYPE[num_examples], in stored order.
-        copied: For each split, whether each example has a copy in training, exact or near: bool[num_examples].
+        copied: For each split, whether each example has an exact or near copy in training, bool[num_examples].
     """
     arrays: dict[str, Any] = dict(by_split)
     arrays |= {f"{name}{_COPIED}": some for name, some in copied.items()}
@@ -185,23 +186,27 @@ def load_identities(records_dir: Path, split: str) -> np.ndarray | None:
 
 
 def load_copied(records_dir: Path, split: str) -> np.ndarray:
-    """Load whether each example of a split with IDs has a copy in the training split, bool[num_examples]."""
+    """Load an array, bool[num_examples], that is true where an example of a split has a copy in training.
+
+    The split must have example IDs.
+    """
     name = f"{split}{_COPIED}"
     path = records_dir / EXAMPLES_FILE
-    with reading(path, "example IDs", "Write the folder again."):
+    with reading(path, "example IDs", "Run the step that wrote this folder again."):
         return read_arrays(path, only=name, is_own=True)[name]
 
 
 def load_retired(uri: str) -> np.ndarray:
     """Load the example IDs of a retired test set, ID_TYPE[…], from an `.npy` file, local or in a bucket."""
-    with reading(uri, "examples.npy, as the gate names it", "Correct data.retired_tests."):
+    with reading(uri, "the example IDs of a retired test set (examples.npy)", "Correct data.retired_tests."):
         return as_ids(read_arrays(uri, storage.read_bytes(uri))[""])
 
 
 def save_trained_on(records_dir: Path, model_dir: Path, initial: Path | None = None) -> None:
-    """Save the IDs of a model's training examples and those of its initial model in the model's folder.
+    """Save the IDs of all examples that a model was trained on, in the model's folder.
 
-    Nothing is saved for records without IDs.
+    The IDs include the training examples of the initial model, if there is one. Nothing is saved for records without
+    IDs.
     """
     identities = load_identities(records_dir, TRAIN)
     if identities is not None:
@@ -210,12 +215,12 @@ def save_trained_on(records_dir: Path, model_dir: Path, initial: Path | None = N
 
 
 def load_trained_on(model_dir: Path) -> np.ndarray | None:
-    """Load the IDs of a model's training examples, ID_TYPE[…]. Return None if the model has no IDs."""
+    """Load the IDs of a model's training examples, ID_TYPE[…]. Return None if the folder has no file with IDs."""
     path = model_dir / TRAINED_ON_FILE
     return _load_ids(path) if path.is_file() else None
 
 
 def _load_ids(path: Path, name: str = "") -> np.ndarray | None:
-    with reading(path, "example IDs", "Write the folder again."):
+    with reading(path, "example IDs", "Run the step that wrote this folder again."):
         array = read_arrays(path, only=name, is_own=True).get(name)
         return None if array is None else as_ids(array)

@@ -1,9 +1,9 @@
 """Readers of training batches, from memory or from shards.
 
-The batches of an epoch depend only on the seed, the epoch and the step, so that a job that was killed can be resumed.
-Every epoch contains every example exactly once. The last batch is filled with real examples of weight zero: shapes stay
-static, and batch normalisation gets no blank images. If there are several hosts, each reads its share of the examples
-and produces its part of every batch.
+A batch depends only on the seed, the epoch and the step, so that a job that was killed can be resumed. Every epoch
+contains every example exactly once. The last batch is filled with real examples of weight zero, so that shapes stay
+static and batch normalisation gets no blank images. If there are several hosts, each host reads its share of the
+examples and produces its part of every batch.
 """
 
 import dataclasses
@@ -37,14 +37,12 @@ def steps_per_epoch(num_examples: int, batch_size: int) -> int:
 
 
 class EpochReader(Protocol):
-    """Reader of one host's part of the batches of an epoch."""
+    """Interface of readers, which return one host's part of the batches of an epoch."""
 
     def batches(self, epoch: int, start_step: int) -> Any:
-        """Return the batches of an epoch from `start_step` on.
+        """Return a tf.data.Dataset of the batches of an epoch, from batch `start_step` on.
 
-        The result is a tf.data.Dataset of (inputs, targets, weights).
-
-        Shapes are those of `Interface.batch_shapes`.
+        A batch is (inputs, targets, weights); see `Interface.batch_shapes` for the shapes.
         """
 
 
@@ -53,8 +51,8 @@ class Cut:
     """Division of a split into batches, and of batches between hosts.
 
     Attributes:
-        num_examples: Examples of the split.
-        batch_size: Examples of a batch, of all hosts together.
+        num_examples: Number of examples in the split.
+        batch_size: Number of examples in a batch, for all hosts together.
         share: This host's share of the split and of each batch.
     """
 
@@ -83,16 +81,14 @@ class Cut:
         return self.steps * self.own_batch - self.own_examples
 
     def own_seed(self, seed: int, epoch: int) -> tuple[int, ...]:
-        """Return the seed of an epoch.
-
-        It depends on the seed of the training run, the epoch and, with several hosts, the host.
-        """
+        """Return the random seed for an epoch. With several hosts, each host has a different seed."""
         return (seed, epoch) if self.share == WHOLE else (seed, epoch, self.share.index)
 
     def draw_order(self, seed: int, epoch: int) -> np.ndarray:
-        """Return the indices of the examples in this host's part of an epoch's batches, int32[steps, own_batch].
+        """Draw a random order of this host's examples for an epoch, int32[steps, own_batch].
 
-        Every example occurs once. The first examples of the order are repeated to fill the last batch.
+        Each row has the indices of the examples in this host's part of a batch. Every example of the share occurs once.
+        The examples at the start of the order are repeated to fill the last batch.
 
         Args:
             seed: Seed of the training run.
@@ -106,7 +102,7 @@ class Cut:
 
 
 class InMemoryReader:
-    """Reader of a split in memory, in a new random order in every epoch."""
+    """Reader of a split that is in memory. Every epoch has a new random order."""
 
     def __init__(self, examples: records.Examples, cut: Cut, seed: int) -> None:
         with tf.device("CPU"):
@@ -118,7 +114,7 @@ class InMemoryReader:
         self._seed = seed
 
     def batches(self, epoch: int, start_step: int) -> Any:
-        """Return a tf.data.Dataset; see `EpochReader`."""
+        """Return a tf.data.Dataset of the batches of an epoch; see `EpochReader.batches`."""
         cut = self._cut
         order = cut.draw_order(self._seed, epoch)
         weights = self._weights[order] * (np.arange(order.size) < cut.own_examples).reshape(order.shape)
@@ -133,10 +129,10 @@ class InMemoryReader:
 
 
 class StreamingReader:
-    """Reader of shards in a new random order in every epoch. Examples are shuffled within a buffer.
+    """Reader that streams a split from its shards. Examples are shuffled within a buffer.
 
-    Every epoch draws a new order of the shards and divides the shards between the hosts, so that no host reads the same
-    shards in every epoch.
+    Every epoch has a new random order of the shards, which are then divided between the hosts. So no host reads the
+    same shards in every epoch.
     """
 
     def __init__(self, directory: Path, manifest: Manifest, cut: Cut, seed: int, shuffle_buffer: int) -> None:
@@ -147,7 +143,7 @@ class StreamingReader:
         self._shuffle_buffer = max(shuffle_buffer // cut.share.count, 1)
 
     def batches(self, epoch: int, start_step: int) -> Any:
-        """Return a tf.data.Dataset; see `EpochReader`."""
+        """Return a tf.data.Dataset of the batches of an epoch; see `EpochReader.batches`."""
         cut = self._cut
         files = np.array(records.shard_paths(self._directory, self._manifest, TRAIN))
         counts = np.array([shard.num_examples for shard in self._manifest.split(TRAIN).shards])
@@ -198,12 +194,12 @@ class StreamingReader:
 
 
 def is_held_in_memory(decoded_bytes: int, in_memory_mib: int) -> bool:
-    """Return whether a split of this size is kept in memory instead of being read in every epoch."""
+    """Return whether a split of `decoded_bytes` is kept in RAM. Otherwise, it is read from files in every epoch."""
     return decoded_bytes <= in_memory_mib << 20
 
 
 def is_resident(residency: str, backend: str, decoded_bytes: int, in_memory_mib: int) -> bool:
-    """Return whether to keep a split in device memory if it fits.
+    """Return whether to keep the training split in device memory, provided that it fits.
 
     Raises:
         InputError: If `residency` is `device`, and the backend is not JAX or the split is too large for the host's RAM.
@@ -214,8 +210,8 @@ def is_resident(residency: str, backend: str, decoded_bytes: int, in_memory_mib:
     if residency == DEVICE and not is_held:
         raise InputError(
             "residency=device requires the decoded training split to be in RAM: expected in_memory_mib of at least "
-            f"{-(-decoded_bytes // 2**20)}, received in_memory_mib={in_memory_mib}. Raise it, or set residency to "
-            "auto."
+            f"{-(-decoded_bytes // 2**20)}, received in_memory_mib={in_memory_mib}. Raise in_memory_mib, or set "
+            "residency to auto."
         )
     return residency != HOST and backend == "jax" and is_held
 
@@ -229,7 +225,7 @@ def open_training_split(
     shuffle_buffer: int,
     share: Share = WHOLE,
 ) -> EpochReader:
-    """Return an in-memory reader if the host's decoded share is small enough, otherwise a streaming reader.
+    """Return a reader of the training split: in memory if the host's decoded share fits, otherwise streaming.
 
     Raises:
         InputError: If there is no training split.

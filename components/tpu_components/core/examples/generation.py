@@ -10,7 +10,11 @@ import numpy as np
 from tpu_components.core.examples.interface import PADDING, UNKNOWN
 
 StepFunction = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
-"""int32[N] ids and float32[N, state_size] → float32[N, classes] probabilities of what comes next, and the new state."""
+"""Function that predicts the next characters of N texts.
+
+Its arguments are the IDs of the current characters, int32[N], and the states, float32[N, state_size]. It returns the
+probabilities of the next characters, float32[N, classes], and the new states.
+"""
 
 
 class Alphabet:
@@ -25,24 +29,24 @@ class Alphabet:
         self._ids = {name: id_ for id_, name in enumerate(class_names) if id_ not in (PADDING, UNKNOWN)}
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the ID of every character, int32[characters]. An unknown character has the ID 1."""
+        """Return the ID of every character of a text, int32[len(text)]. An unknown character has the ID 1."""
         return np.array([self._ids.get(character, UNKNOWN) for character in text], np.int32)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of IDs. 0 (padding) is left out, and 1 (unknown) becomes the replacement character U+FFFD."""
+        """Convert character IDs to text. ID 0 (padding) is left out, and ID 1 (unknown) becomes U+FFFD."""
         return "".join(
             "" if id_ == PADDING else "\N{REPLACEMENT CHARACTER}" if id_ == UNKNOWN else self._names[id_] for id_ in ids
         )
 
 
 def draw(probabilities: np.ndarray, temperatures: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Draw a character ID for each row, int32[N]. Padding and unknown are never drawn.
+    """Draw the next character of N texts, as IDs int32[N]. IDs 0 (padding) and 1 (unknown) are never drawn.
 
     Args:
-        probabilities: float[N, classes].
-        temperatures: float[N]: 1 draws by the probabilities, smaller values prefer likely characters, and 0 always
-            returns the most likely one.
-        random: Generator of one number per row.
+        probabilities: Probabilities of the characters, float[N, classes].
+        temperatures: float[N]. 1 draws by the probabilities, smaller values prefer likely characters, and 0 always
+            returns the most likely character.
+        random: Random generator. One number per text is drawn from it.
 
     Example:
         >>> draw(np.array([[0.5, 0.3, 0.15, 0.05]]), np.array([0.0]), np.random.default_rng(0)).tolist()
@@ -59,15 +63,15 @@ def draw(probabilities: np.ndarray, temperatures: np.ndarray, random: np.random.
 def generate(
     step: StepFunction, state_size: int, prompts: np.ndarray, length: int, temperatures: Sequence[float], seed: int
 ) -> np.ndarray:
-    """Continue texts. Equal arguments give equal texts if `step` is deterministic.
+    """Continue texts character by character. Equal arguments give equal texts if `step` is deterministic.
 
     Args:
         step: Step function of the model.
         state_size: Size of the model's state.
-        prompts: Character IDs, int32[N, characters]; at least one character.
-        length: Characters to add.
-        temperatures: One per text; see `draw`.
-        seed: Seed of the draws.
+        prompts: Character IDs of the starts of the texts, int32[N, characters], with at least one character.
+        length: Number of characters to add to each text.
+        temperatures: One temperature per text; see `draw`.
+        seed: Seed of the random generator.
 
     Returns:
         The added character IDs, int32[N, length].

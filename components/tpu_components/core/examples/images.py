@@ -63,7 +63,7 @@ class UnreadableImageError(UnreadableError):
 
 
 def has_image_suffix(name: str) -> bool:
-    """Return whether a file has the suffix of an image format that can be read, possibly with a plugin."""
+    """Return whether a file name has the suffix of an image format that can be read, possibly with a plugin."""
     suffix = PurePosixPath(name).suffix.lower()
     return suffix in _PLUGIN_FORMATS or Image.registered_extensions().get(suffix) in SERVED_FORMATS
 
@@ -104,15 +104,16 @@ class Picture(NamedTuple):
     """An image that has been read.
 
     Attributes:
-        pixels: uint8[height, width, channels], converted by the rule.
+        pixels: uint8[height, width, channels], converted by the `ImageRule`.
         size: (height, width) as stored in the file, before resizing and rotation. For TIFF, after rotation.
         was_turned: Whether the image was rotated or mirrored, because of its EXIF orientation.
         jpeg: Colour space of a JPEG file (see `jpeg_header`), or an empty string for every other image.
         has_few_levels: Whether the file has 16 bits per channel but uses so few of them that at most 64 of 256 levels
             remain.
-        is_only_alpha: Whether the content is only in the transparency: without it, the whole image has one colour.
-        loaded: Pillow's image of the file, before any conversion, or None for arrays, and for most JPEG files.
-        is_original: Whether `pixels` are those of `loaded`, without any conversion.
+        is_only_alpha: Whether the content is only in the transparency, so that without transparency the whole image has
+            one colour.
+        loaded: Pillow's image of the file, before any conversion, or None for arrays and for most JPEG files.
+        is_original: Whether `pixels` are the unconverted pixels of `loaded`.
     """
 
     pixels: np.ndarray
@@ -126,7 +127,7 @@ class Picture(NamedTuple):
 
     @property
     def losses(self) -> dict[str, int]:
-        """Whether the image lost each kind of content in `LOSSES`: 0 or 1, by `Loss.statistic`."""
+        """For each `Loss.statistic` in `LOSSES`: 1 if the image has this loss, otherwise 0."""
         return {"num_few_levels": int(self.has_few_levels), "num_only_alpha": int(self.is_only_alpha)}
 
 
@@ -160,7 +161,7 @@ LOSSES = (
 
 
 def describe_losses(counts: Mapping[str, int], total: int) -> list[str]:
-    """Return a sentence for each kind of content loss that occurs, for logs.
+    """Return a sentence for logs about each kind of content loss that occurs.
 
     Args:
         counts: Number of images with each kind of loss, by `Loss.statistic`.
@@ -175,8 +176,8 @@ class OpenImage(NamedTuple):
     """An image file of which only the header has been read.
 
     Attributes:
-        num_pixels: Number of pixels to decode, before resizing, according to the header. For tiled TIFF files, it
-            includes whole tiles.
+        num_pixels: Number of pixels to decode, before resizing, according to the header. For tiled TIFF files, all
+            pixels of the tiles are counted.
         num_bytes: Size of the file.
         decode: Function that reads the rest of the file and returns the image; see `read_image`.
     """
@@ -187,13 +188,14 @@ class OpenImage(NamedTuple):
 
 
 def read_image(content: bytes | np.ndarray, rule: ImageRule, keep_size: bool = False) -> Picture:
-    """Read an image, and resize and convert it by a rule.
+    """Read an image, and resize and convert it according to a rule.
 
     Transparency is dropped, 16-bit values keep their upper 8 bits, and only the first frame of an animation is read.
     The result says whether the image loses its content in this way; see `LOSSES`.
 
     Args:
-        content: An image file; or pixels, uint8[height, width, 1 or 3], for which the margin of the rule is ignored.
+        content: The bytes of an image file, or pixels, uint8[height, width, 1 or 3]. For pixels, the margin of the rule
+            is ignored.
         rule: Size and channels to convert to.
         keep_size: Whether to skip the last step, resizing. The JPEG decoder may still reduce the size of the image.
 
@@ -209,18 +211,16 @@ def read_image(content: bytes | np.ndarray, rule: ImageRule, keep_size: bool = F
 
 
 def open_image(content: bytes, rule: ImageRule, keep_size: bool = False) -> OpenImage:
-    """Read only the header of an image file.
-
-    The header contains the number of pixels, which are not decoded.
+    """Read the header of an image file, without decoding the pixels.
 
     Args:
-        content: The file.
+        content: The bytes of the file.
         rule: Size and channels to convert to.
         keep_size: See `read_image`.
 
     Raises:
         UnreadableImageError: If the header is damaged or the image has too many pixels. Other errors of `read_image`
-            are raised by `decode` of the result.
+            are raised by the `decode` function of the result.
     """
     if rule.image_size and any(rule.margin):
         size = rule.image_size
@@ -276,10 +276,10 @@ def open_image(content: bytes, rule: ImageRule, keep_size: bool = False) -> Open
 
 
 def middle(pictures: Any, size: Sequence[int]) -> Any:
-    """Return center crops of images with the same shape, uint8[N, height, width, channels].
+    """Return the center crops of images, uint8[N, size[0], size[1], channels].
 
     Args:
-        pictures: The images.
+        pictures: Images of the same shape, uint8[N, height, width, channels].
         size: Height and width of the crop; further elements are ignored.
 
     Example:
@@ -294,9 +294,9 @@ def middle(pictures: Any, size: Sequence[int]) -> Any:
 def reduction(size: tuple[int, int], wanted: tuple[int, int]) -> int:
     """Return the largest factor (8, 4, 2 or 1) by which libjpeg may reduce an image that is then resized to `wanted`.
 
-    The reduction makes images a little sharper: photographs differ by 1 to 5 levels (of 255) on average, and by up to
-    100 at edges. Training, evaluation and serving must reduce images in the same way, so all of them call this
-    function.
+    The reduction makes images a little sharper. Compared to images that are decoded at full size, photographs differ by
+    1 to 5 levels (of 255) on average, and by up to 100 at edges. Training, evaluation and serving must reduce images in
+    the same way, so all three call this function.
 
     Example:
         >>> reduction((1000, 800), (224, 224)), reduction((375, 500), (224, 224))
@@ -325,7 +325,7 @@ def decode_jpeg(content: bytes, channels: int, size: tuple[int, int], ratio: int
 
 
 def image_of(pixels: np.ndarray) -> Image.Image:
-    """Return pixels, uint8[height, width, 1 or 3], as a Pillow image."""
+    """Convert pixels, uint8[height, width, 1 or 3], to a Pillow image."""
     return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 
 
@@ -350,7 +350,7 @@ def _pixels(image: Any) -> np.ndarray:
 
 
 def _bands(image: Any) -> Iterator[Any]:
-    """Yield copies of an image's bands of rows, from top to bottom."""
+    """Divide a Pillow image into bands of rows. Yield a copy of each band, from top to bottom."""
     rows = max(1, _CONVERTED_PIXELS // image.width)
     for top in range(0, image.height, rows):
         yield image.crop((0, top, image.width, min(top + rows, image.height)))
@@ -359,12 +359,10 @@ def _bands(image: Any) -> Iterator[Any]:
 def original_pixels(content: bytes, picture: Picture) -> Iterator[np.ndarray]:
     """Yield the pixels of a lossless image file as they were saved, in bands of rows.
 
-    Yield nothing for a lossy format.
-
-    The result does not depend on the version of Pillow.
+    For a lossy format, nothing is yielded. The result does not depend on the version of Pillow.
 
     Args:
-        content: The file.
+        content: The bytes of the file.
         picture: The image that Pillow read from it.
 
     Yields:
@@ -396,7 +394,7 @@ def _original_mode(loaded: Any) -> str:
 
 
 def is_lossless(content: bytes, loaded: Any) -> bool:
-    """Return whether Pillow's image of a file has exactly the pixels that were saved."""
+    """Return whether Pillow's image of a file, `loaded`, has exactly the pixels that were saved."""
     if loaded.format == "WEBP":
         return _is_lossless_webp(content)
     if loaded.format == "TIFF":
@@ -409,10 +407,8 @@ def is_lossless(content: bytes, loaded: Any) -> bool:
 def _is_lossless_webp(content: bytes) -> bool:
     """Return whether the pixels of a WebP file are lossless. Return False for animations.
 
-    The first chunk with pixels decides.
-
-    A colour profile or EXIF metadata may precede that chunk
-    (https://developers.google.com/speed/webp/docs/riff_container).
+    The first chunk with pixels shows whether the file is lossless. A colour profile or EXIF metadata may precede this
+    chunk: https://developers.google.com/speed/webp/docs/riff_container.
     """
     at = _WEBP_CHUNKS
     while at + 8 <= len(content):
@@ -424,20 +420,21 @@ def _is_lossless_webp(content: bytes) -> bool:
 
 
 def count_scans(content: bytes) -> int:
-    """Return the number of scans of a JPEG file, or a higher number.
+    """Return an upper bound for the number of scans in a JPEG file.
 
-    Bytes that begin a scan may also occur in metadata, and are counted, too.
+    The marker of a scan may also occur in metadata, and is counted there, too.
     """
     return content.count(b"\xff\xda")
 
 
 def jpeg_header(content: bytes, max_pixels: int) -> tuple[int, int, str]:
-    """Read height, width and colour space of a JPEG file.
+    """Read the height, width and colour space of a JPEG file.
 
-    The colour space is empty if Pillow must decode the file.
+    The colour space is empty if Pillow must decode the file: a file of another format, or a JPEG file that
+    libjpeg-turbo does not decode to the same pixels as TensorFlow. Height and width are 0 if they cannot be read.
 
-    Pillow decodes all other formats, and JPEG files that libjpeg-turbo cannot decode to the pixels of TensorFlow.
-    Height and width are 0 if they are unknown.
+    Raises:
+        UnreadableImageError: If the image has too many pixels.
     """
     if content[:3] != b"\xff\xd8\xff":
         return 0, 0, ""
@@ -520,7 +517,7 @@ def _decoded_size(image: Any, content: bytes) -> tuple[int, int]:
 def _tiff_sides(content: bytes) -> dict[int, int]:
     """Read the sizes of image and tiles from the first directory of a TIFF file, as {tag: pixels}.
 
-    Pillow's own reader cannot be used: it skips types that libtiff, which decodes the tiles, accepts.
+    Pillow's own reader cannot be used, because libtiff, which decodes the tiles, accepts types that Pillow skips.
 
     Raises:
         UnreadableImageError: If a tag occurs twice, or has another type than the format allows.
@@ -595,11 +592,10 @@ def _orientation_of(image: Any) -> int:
 
 
 def _has_16_bits(image: Any) -> bool:
-    """Return whether an image that is opened but not loaded has 16 bits per channel.
+    """Return whether an image file that Pillow has opened, but not loaded, has 16 bits per channel.
 
-    Only the upper 8 bits are used.
-
-    Pillow itself reduces colours, and grey with transparency, to 8 bits. It opens a 16-bit PGM file in a 32-bit mode.
+    Pillow reduces 16-bit colours, and 16-bit grey with transparency, to 8 bits. It opens a 16-bit PGM file in a 32-bit
+    mode.
     """
     if image.mode in _MODES_OF_8_BITS or not image.tile:
         return False
@@ -632,7 +628,7 @@ def _is_only_alpha(image: Any, converted: Any) -> bool:
 def _naming_damage(brand: str = "") -> Iterator[None]:
     """Convert all errors of Pillow to UnreadableImageError.
 
-    `brand` is `HEIC` or `AVIF` for a file of this format.
+    `brand` is the format of a HEIC or AVIF file, otherwise empty.
     """
     try:
         with warnings.catch_warnings(action="ignore"):  # Odd metadata does not matter here; the size is checked.
@@ -651,7 +647,9 @@ def _naming_damage(brand: str = "") -> Iterator[None]:
 
 
 def check_encoded(content: bytes, rule: ImageRule) -> tuple[bytes, tuple[int, ...], Picture]:
-    """Check an image that stays encoded. Return the bytes to store, (height, width, channels) and the image.
+    """Check an image file that is stored in encoded form.
+
+    Return the bytes to store, the shape (height, width, channels) and the decoded image.
 
     JPEG files (except unusual ones, for example CMYK) and PNG files are stored unchanged. Files that TensorFlow cannot
     decode, or that it decodes to other pixels, such as photos with an EXIF rotation, are converted to PNG.
@@ -667,7 +665,7 @@ def check_encoded(content: bytes, rule: ImageRule) -> tuple[bytes, tuple[int, ..
 
 
 def encode_jpeg(pixels: np.ndarray, quality: int) -> bytes:
-    """Encode uint8[height, width, 1 or 3] as JPEG, with colours at half the resolution, as cameras do."""
+    """Encode uint8[height, width, 1 or 3] as JPEG. Colours are stored at half the resolution (4:2:0)."""
     kind, sampling = ("GRAY", "Gray") if pixels.shape[2] == 1 else ("RGB", "420")
     return simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality, kind, sampling)
 

@@ -1,9 +1,10 @@
 """Inputs and tasks of models: everything that depends on the kind of data or on the task.
 
-An input describes an example: shape, dtype, arguments of `build_model`, and how it is stored. A task describes what is
-predicted: the target, the loss, and the metric that the gate compares (the judged figure). Steps use these two classes,
-so that they need no branches by kind. Some modules have a table by kind or task for other differences: `records` for
-parsing, `core.metrics` for metrics, `serving` for responses. Importing this module imports no framework.
+An input describes an example: shape, dtype, arguments of `build_model`, and storage format. A task describes what is
+predicted: the target, the loss, and the metric that the gate compares (the judged figure). The steps use these two
+classes, so that they need no branches for each kind of data. Some modules have a table by kind or task for other
+differences: `records` for parsing, `core.metrics` for metrics, `serving` for responses. Importing this module does not
+import a framework.
 """
 
 import dataclasses
@@ -31,7 +32,7 @@ class UnreadableError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class ImageRule:
-    """Size and channels that images are converted to.
+    """Rule for reading images: the formats and sizes to accept, and the size and channels to convert to.
 
     Attributes:
         image_size: (height, width) to resize to, or None to keep the size.
@@ -62,12 +63,13 @@ class ImageInput:
     Attributes:
         image_shape: (height, width, channels).
         encoding: Format in the records: `raw` (pixels, row by row), `resized` (JPEG files of this shape) or `encoded`
-            (original image files, decoded and resized when read). It makes no difference to a model.
+            (original image files, decoded and resized when read). A model can be used with every encoding.
         upright: Whether photos are rotated according to EXIF, in the records and for predictions.
         reduced: Whether larger JPEG files are decoded at a reduced scale, in the records and for predictions; see
             `images.reduction`.
-        margin: Additional rows and columns, even numbers, of the stored images, from which training takes random crops.
-            Evaluation and predictions resize to the larger size too, and take the center crop.
+        margin: Numbers of additional rows and columns in the stored images, both even. Training takes random crops from
+            the larger images. Evaluation and predictions also resize images to the larger size, and use the center
+            crop.
     """
 
     image_shape: tuple[int, int, int]
@@ -113,13 +115,13 @@ class ImageInput:
 
 
 def as_fields(inputs: Any) -> dict[str, Any]:
-    """Return the fields of an input as a mapping for files. A margin of zero is left out, as in older versions."""
+    """Return the fields of an input for a file. A margin of zero is left out, as in files from earlier versions."""
     fields = dataclasses.asdict(inputs)
     return fields if any(fields.get("margin", ())) else {k: v for k, v in fields.items() if k != "margin"}
 
 
 class _Tokens:
-    """Base of inputs that are IDs: int32[num_tokens], with IDs below `vocabulary_size`."""
+    """Base of inputs that consist of token IDs: int32[num_tokens], with IDs below `vocabulary_size`."""
 
     num_tokens: int
     vocabulary_size: int
@@ -160,10 +162,10 @@ class TextInput(_Tokens):
     ID 0 is padding, and ID 1 is an unknown token.
 
     Attributes:
-        num_tokens: Tokens of an example.
+        num_tokens: Number of tokens in an example.
         vocabulary_size: Exclusive upper bound of the IDs. The vocabulary, a file beside the manifest, may be smaller.
-        vocabulary_sha256: SHA-256 of the vocabulary's file. IDs of two data sets have the same meaning if these values
-            are equal.
+        vocabulary_sha256: SHA-256 of the vocabulary file. The IDs of two data sets have the same meaning if their
+            vocabulary files have the same SHA-256.
         tokenization: Name of the tokenization rule; see `tpu_components.core.examples.text`.
         truncate: Part of a text that is left out if the text is too long: its `start` or its `end`.
     """
@@ -179,21 +181,21 @@ class TextInput(_Tokens):
 
     def __str__(self) -> str:
         return (
-            f"texts of {self.num_tokens} tokens, {self.vocabulary_size:,} of them known "
+            f"texts of {self.num_tokens} tokens, with {self.vocabulary_size:,} token IDs "
             f"({self.vocabulary_sha256[:8]}…), tokenized by {self.tokenization} and cut at the {self.truncate}"
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class CorpusInput(_Tokens):
-    """Passages of one long text as IDs of characters, int32.
+    """Passages of one long text as character IDs, int32.
 
-    ID 0 is padding before the start, and ID 1 is an unknown character.
+    ID 0 is padding before the start of the text, and ID 1 is an unknown character.
 
-    A record has one ID more than a model's input: the last character is only predicted.
+    A record has one ID more than a model's input, because the last character is predicted but is not an input.
 
     Attributes:
-        num_tokens: Characters of a passage.
+        num_tokens: Number of characters in a model's input.
         vocabulary_size: Exclusive upper bound of the IDs. The class names of the data set are the characters.
     """
 
@@ -210,7 +212,7 @@ class CorpusInput(_Tokens):
         return self.num_tokens + 1
 
     def __str__(self) -> str:
-        return f"passages of {self.num_tokens} characters, {self.vocabulary_size:,} of them known"
+        return f"passages of {self.num_tokens} characters, with {self.vocabulary_size:,} character IDs"
 
 
 # All have these attributes: `kind` (its name in the manifest), `noun` and `plural` (in messages), `feature`
@@ -221,7 +223,7 @@ FACTS = frozenset(("image_shape", "vocabulary_size", "num_tokens", "num_classes"
 
 
 class Task:
-    """Task of a model: what is predicted, with loss and metrics.
+    """Task of a model: the kind of target that is predicted, with its loss and metrics.
 
     Attributes:
         name: Name in the manifest.
@@ -230,7 +232,7 @@ class Task:
         loss: Loss of training: Keras's name, or a function of targets and outputs.
         metric: Metric that training shows besides the loss: Keras's name, or `bits_per_character`.
         judged: Metric that the gate compares by default.
-        answer: Name of a model's output.
+        answer: Name of a model's output in predictions.
         size_fact: Argument of `build_model` with the size of the output.
         activation: Activation of the last layer, by Keras's name.
     """
@@ -266,7 +268,10 @@ class Task:
 
 
 class Classification(Task):
-    """One class of several: labels int32[batch], predictions float32[batch, num_classes], which are probabilities."""
+    """Task of predicting one of several classes.
+
+    Labels are int32[batch]. Predictions are probabilities, float32[batch, num_classes].
+    """
 
     name = CLASSIFICATION
     target_dtype = "int32"
@@ -289,7 +294,7 @@ class Classification(Task):
 
 
 class MultiLabel(Task):
-    """Task with any number of several labels.
+    """Task of predicting any number of labels for each example.
 
     Labels are float32[batch, num_classes] of 0 and 1. Predictions are probabilities of the same shape.
     """
@@ -315,11 +320,11 @@ class MultiLabel(Task):
 
 @dataclasses.dataclass(frozen=True)
 class Regression(Task):
-    """Numbers: float32[batch, num_targets] targets and predictions, in the targets' units.
+    """Task of predicting numbers. Targets and predictions are float32[batch, num_targets], in the targets' units.
 
-    The loss is the mean of squared errors in standard deviations of the training split, so that every target has the
-    same weight, independent of its unit. The layers of a model predict standardised numbers. Its last layer, which
-    `models.build_model` adds, converts them to the targets' units.
+    The loss is the mean squared error, where errors are measured in standard deviations of the target in the training
+    split. So every target has the same weight, independent of its unit. The layers of a model predict standardised
+    numbers. The last layer, which `models.build_model` adds, converts these numbers to the targets' units.
 
     Attributes:
         mean: Mean of every target in the training split.
@@ -339,7 +344,7 @@ class Regression(Task):
 
     @property
     def loss(self) -> Callable[[Any, Any], Any]:
-        """The loss: squared errors in standard deviations."""
+        """Function of targets and outputs: mean squared error of each example, measured in standard deviations."""
 
         def standardised_squared_error(targets: Any, outputs: Any) -> Any:
             deviations = (targets - outputs) / keras.ops.array(self.std, "float32")
@@ -369,10 +374,11 @@ def next_character_loss(targets: Any, outputs: Any) -> Any:
 
 
 class LanguageModel(Task):
-    """Next characters: int32[batch, num_tokens] target IDs, float32[batch, num_tokens, classes] probabilities.
+    """Task of predicting the next character at every position of a passage.
 
-    Targets of 0 (padding) are ignored. A record stores the number of targets that count. These are the last targets,
-    and their IDs are part of the stored input.
+    Targets are character IDs, int32[batch, num_tokens]. Predictions are probabilities, float32[batch, num_tokens,
+    num_classes]. Targets of 0 (padding) are ignored. A record stores the number of targets that count. These are the
+    last targets of the passage, and their IDs are part of the stored input.
     """
 
     name = LANGUAGE_MODEL
@@ -403,9 +409,9 @@ TASKS = {task.name: task for task in (Classification(), MultiLabel(), Regression
 
 
 def judged_figure(metrics: Mapping[str, Any]) -> str:
-    """Return the name of the metric by which models are compared.
+    """Return the name of the metric by which the gate compares models with these `metrics` by default.
 
-    Return an empty string if `metrics` does not have this metric.
+    Return an empty string if `metrics` does not contain the judged metric of any task.
     """
     # Accuracy comes last, because a language model has an accuracy too.
     return next((task.judged for task in reversed(TASKS.values()) if metrics.get(task.judged) is not None), "")
@@ -416,9 +422,9 @@ class Interface:
     """The input and output of a model.
 
     Attributes:
-        input: Description of an example.
+        input: Input of the model.
         num_classes: Number of classes in the data set; for a regression, number of targets.
-        task_name: Task, a key of `TASKS`.
+        task_name: Name of the task, a key of `TASKS`.
         mean: Mean of each target of a regression; otherwise empty.
         std: Standard deviation of each target of a regression; otherwise empty.
     """

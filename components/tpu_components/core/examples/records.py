@@ -1,7 +1,7 @@
-"""Format of TFRecords, and readers that parse whole batches at once.
+"""Writing of TFRecords, and reading of TFRecord files in batches.
 
-A TFRecord is a framed tf.train.Example. Writing does not need TensorFlow, so workers start in a fraction of a second.
-Reading uses tf.data. Importing this module imports neither TensorFlow nor protobuf. Formats:
+Each record is a framed tf.train.Example. Writing does not need TensorFlow, so worker processes start in a fraction of a
+second. Reading in batches uses tf.data. Importing this module imports neither TensorFlow nor protobuf. Formats:
 https://www.tensorflow.org/tutorials/load_data/tfrecord and tensorflow/core/example/example.proto.
 """
 
@@ -55,7 +55,7 @@ _GREY_WEIGHTS = (19595, 38470, 7471)  # ITU-R 601 luma of red, green and blue, i
 
 
 class DamagedRecordError(UnreadableError):
-    """A record or its TFRecord file is damaged. The message is the reason, without the name of the file."""
+    """A TFRecord file is damaged, or one of its records. The message is the reason, without the file name."""
 
 
 # tensorflow/core/example/example.proto and feature.proto as a FileDescriptorProto, in protobuf's text format.
@@ -89,7 +89,7 @@ message_type {
 
 @functools.cache
 def _example_class() -> Any:
-    """Return the message class of tf.train.Example, built from its descriptor, so that TensorFlow is not needed."""
+    """Return the protobuf message class of tf.train.Example, which is built without TensorFlow."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
     # A pool of our own: TensorFlow registers the same names in the default one.
@@ -99,9 +99,9 @@ def _example_class() -> Any:
 
 
 def encode_example(fields: Mapping[str, bytes | int | Sequence[int] | Sequence[float]]) -> bytes:
-    """Return a serialized tf.train.Example. Equal fields give equal bytes.
+    """Serialize fields as a tf.train.Example. Equal fields give equal bytes.
 
-    Numbers are stored as int64 or float32.
+    A sequence of numbers is stored as float32 if it contains a float, otherwise as int64.
     """
     example = _example_class()()
     features = example.features.feature
@@ -124,7 +124,7 @@ def _masked_crc(data: bytes) -> bytes:
 
 
 def frame_record(payload: bytes) -> bytes:
-    """Frame a payload as one TFRecord: its length, the length's checksum, the payload, the payload's checksum."""
+    """Return a payload framed as a TFRecord: length, checksum of the length, payload, checksum of the payload."""
     return b"".join((_frame_header(len(payload)), payload, _masked_crc(payload)))
 
 
@@ -135,7 +135,7 @@ def _frame_header(num_bytes: int) -> bytes:
 
 
 def find_records(file: BinaryIO) -> Iterator[tuple[int, int]]:
-    """Yield (offset, framed size) of every record in a TFRecord file, in bytes. Only the lengths are read.
+    """Yield (offset, framed size) of every record in a TFRecord file, in bytes. Only the record headers are read.
 
     Raises:
         DamagedRecordError: If a length does not match its checksum or is above 512 MiB, or the file ends within a
@@ -153,7 +153,7 @@ def find_records(file: BinaryIO) -> Iterator[tuple[int, int]]:
 
 
 def _framed_bytes(header: bytes, offset: int) -> int:
-    """Return the size of the framed record with this header, in bytes."""
+    """Return the size in bytes of a framed record, from its header. `offset` is only for error messages."""
     if len(header) < _HEADER_BYTES or _masked_crc(header[:8]) != header[8:]:
         raise DamagedRecordError(f"no valid record at byte {offset:,}")
     num_bytes: int = _HEADER_BYTES + struct.unpack("<Q", header[:8])[0] + _FOOTER_BYTES
@@ -165,7 +165,7 @@ def _framed_bytes(header: bytes, offset: int) -> int:
 
 
 def read_frames(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """Yield (framed record, byte offset) for every record of a TFRecord file.
+    """Yield (framed record, byte offset) for every record in a TFRecord file.
 
     The checksums of the payloads are not verified.
 
@@ -182,7 +182,7 @@ def read_frames(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
 
 @contextlib.contextmanager
 def open_records(path: str) -> Iterator[BinaryIO]:
-    """Open a TFRecord file for reading, local or in a bucket; the content of a GZIP file is decompressed.
+    """Open a TFRecord file, local or in a bucket, for reading. A GZIP file is decompressed while it is read.
 
     Raises:
         InputError: If the file does not exist or cannot be read.
@@ -196,14 +196,18 @@ def open_records(path: str) -> Iterator[BinaryIO]:
 
 
 def is_gzip(file: BinaryIO) -> bool:
-    """Return whether a file, at its start, is compressed with GZIP; the first record may begin with the same bytes."""
+    """Return whether a TFRecord file is compressed with GZIP. The file must be at its start, and is rewound to it.
+
+    An uncompressed file may begin with the same bytes as GZIP, so the checksum in its first record header is tested,
+    too.
+    """
     header = file.read(_HEADER_BYTES)
     file.seek(0)
     return header.startswith(_GZIP_MAGIC) and _masked_crc(header[:8]) != header[8:]
 
 
 def _stream_frames(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """Yield (framed record, offset) of a file that is decompressed while it is read, whose size is unknown."""
+    """Yield (framed record, byte offset) for every record in a file of unknown size, such as a decompressed file."""
     offset = 0
     try:
         while header := file.read(_HEADER_BYTES):
@@ -239,8 +243,8 @@ def read_fields(frame: bytes) -> dict[str, list[Any]]:
 def static_options() -> Any:
     """Return tf.data options for pipelines that are rebuilt every epoch.
 
-    Autotuning is off. Its thread sleeps for up to a minute between rounds, and the end of an iterator waits for this
-    thread.
+    The order of elements is deterministic. Autotuning is off, because the end of an iterator waits for the autotuning
+    thread, which sleeps for up to a minute at a time.
     """
     options = tf.data.Options()
     options.autotune.enabled = False
@@ -251,8 +255,8 @@ def static_options() -> Any:
 def decode_image(encoded: Any, image_shape: tuple[int, int, int], reduced: bool = False) -> Any:
     """Decode an image to uint8[height, width, channels] with TensorFlow operations that a SavedModel can contain.
 
-    A JPEG, PNG or GIF file of this shape gives exactly the pixels that create_tfrecords stores. Resized images differ
-    by at most one level (of 255), because Pillow and TensorFlow round differently.
+    For a JPEG, PNG or GIF file that already has this shape, the pixels are exactly those that create_tfrecords stores.
+    Pixels of resized images differ by at most one level (of 255), because Pillow and TensorFlow round differently.
 
     Args:
         encoded: A scalar string tensor with the bytes of a JPEG, PNG, GIF or BMP (24 bits) file.
@@ -301,12 +305,15 @@ def shard_paths(directory: Path, manifest: Manifest, split: str) -> list[str]:
 
 
 def open_shards(files: Any, manifest: Manifest, buffer_bytes: int | None = None) -> Any:
-    """Return a tf.data.Dataset of the serialized examples in some of a data set's shards, in order."""
+    """Return a tf.data.Dataset of the serialized examples in some shards of a data set. `files` are their paths."""
     return tf.data.TFRecordDataset(files, manifest.compression, buffer_bytes)
 
 
 def read_shard(directory: Path, manifest: Manifest, shard: Shard) -> Generator[dict[str, list[Any]], None, None]:
-    """Yield the features of every record of a shard, as {name: list of values} with this project's names.
+    """Yield the features of every record in a shard, as {name: list of values}.
+
+    If another program has written the records, their features also get this project's names. A record without a key
+    gets the key `FILE[NUMBER]`.
 
     Raises:
         DamagedRecordError: If a record is damaged.
@@ -319,13 +326,13 @@ def read_shard(directory: Path, manifest: Manifest, shard: Shard) -> Generator[d
 
 
 def parts_of_shards(counts: Sequence[int], share: Share) -> np.ndarray:
-    """Return the parts of the shards that one of several readers reads, int64[parts, 3].
+    """Return the parts of shards that make up one reader's share of a split, int64[parts, 3].
 
     Each row has the index of a shard, the number of records to skip, and the number of records to read.
 
     Args:
-        counts: Number of examples in each shard.
-        share: The reader's share of all examples.
+        counts: Number of examples in each shard of the split.
+        share: The reader's share of the split's examples.
 
     Example:
         >>> parts_of_shards([4, 4, 4], Share(1, 2)).tolist()
@@ -347,8 +354,9 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False, 
     Args:
         serialized: The batches.
         manifest: Manifest of the records.
-        with_keys: Whether to add the keys of the examples, and the original texts.
-        with_margin: Whether images keep their margin, which training needs; otherwise they are cropped to the center.
+        with_keys: Whether to add the keys of the examples and, for text inputs, the original texts.
+        with_margin: Whether images keep their margin, from which training takes random crops. Otherwise, images are
+            cropped to the center.
 
     Returns:
         A dataset of dictionaries with these items:
@@ -356,7 +364,7 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False, 
         - the input: `image` uint8[batch, height, width, channels], or `tokens` int32[batch, num_tokens];
         - the target `label`: int32[batch] for classes, int32[batch, num_tokens] for a language model, otherwise
           float32[batch, num_classes or num_targets];
-        - `weight` float32[batch], the example's weight in the training loss: 1 if the manifest names no weights;
+        - `weight` float32[batch], the example's weight in the training loss: 1 if the records have no weights;
         - with `with_keys`: `key` string[batch], and for texts `text` string[batch].
     """
     inputs, interface = manifest.input, manifest.interface
@@ -423,11 +431,11 @@ def read_batches(
     with_margin: bool = False,
     share: Share = WHOLE,
 ) -> Any:
-    """Return a tf.data.Dataset of batches that reads a share of a split once, in stored order.
+    """Return a tf.data.Dataset of the batches of a split, or of a share of it, in stored order.
 
     See `parse_batches` for the content of a batch.
 
-    Examples are batched before they are parsed, because one op parses hundreds of examples.
+    Examples are batched before they are parsed, because one op can parse hundreds of examples.
     """
     files = shard_paths(directory, manifest, split)
     parts = parts_of_shards([shard.num_examples for shard in manifest.split(split).shards], share)
@@ -445,7 +453,7 @@ def read_batches(
 
 
 def _key_batches(manifest: Manifest, split: str, batch_size: int, share: Share) -> Any:
-    """Return a tf.data.Dataset of batches of keys, `FILE[NUMBER]`, for records that do not store them."""
+    """Return a tf.data.Dataset of batches of keys, `FILE[NUMBER]`, for records that do not contain keys."""
     shards = manifest.split(split).shards
     names = tf.constant([Path(shard.name).name for shard in shards])
     ends = np.cumsum([shard.num_examples for shard in shards])
@@ -462,13 +470,15 @@ def _key_batches(manifest: Manifest, split: str, batch_size: int, share: Share) 
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """A split, or one host's share of it, in memory and in stored order.
+    """The examples of a split, or of one host's share of it, in memory and in stored order.
 
     Attributes:
-        inputs: dtype[num_examples, *shape], see the manifest's `input`; for images uint8[N, height, width, channels].
-        labels: Targets: int32[num_examples] for classes, otherwise float32[num_examples, …].
+        inputs: dtype[num_examples, *shape]; see `Manifest.input`. For images, uint8[num_examples, height, width,
+            channels].
+        labels: Targets: int32[num_examples] for classes, int32[num_examples, num_tokens] for a language model,
+            otherwise float32[num_examples, …].
         weights: Weights in the training loss, float32[num_examples].
-        keys: Keys of the examples. Empty unless they were requested.
+        keys: Keys of the examples. Empty unless keys were requested.
     """
 
     inputs: np.ndarray
@@ -485,7 +495,7 @@ def load_split(
     with_margin: bool = False,
     share: Share = WHOLE,
 ) -> Examples:
-    """Read a split, or a share of it, into memory. Arguments are as in `read_batches`.
+    """Read a split, or a share of it, into memory. The arguments are the same as for `read_batches`.
 
     Raises:
         InputError: If the split has no examples.
@@ -507,7 +517,7 @@ def load_split(
 
 
 def input_bytes(inputs: AnyInput, with_margin: bool = False) -> int:
-    """Return the size of one example's input in memory, in bytes."""
+    """Return the size of one example's input in memory, in bytes. With `with_margin`, the margin of images counts."""
     return math.prod(inputs.fed_shape if with_margin else inputs.shape) * np.dtype(inputs.dtype).itemsize
 
 
@@ -517,12 +527,12 @@ def decoded_bytes(manifest: Manifest, split: str) -> int:
 
 
 def pick_inputs(directory: Path, manifest: Manifest, split: str, indices: Sequence[int]) -> dict[int, np.ndarray]:
-    """Read the inputs at given indices of a split's stored order, as {index: dtype[*shape]}."""
+    """Read the inputs of some examples, as {index: dtype[*shape]}. An index is a position in the stored order."""
     return _pick(directory, manifest, split, indices, manifest.input.feature)
 
 
 def pick_texts(directory: Path, manifest: Manifest, split: str, indices: Sequence[int]) -> dict[int, str]:
-    """Read the original texts at given indices of a split's stored order, as {index: text}."""
+    """Read the original texts of some examples, as {index: text}. An index is a position in the stored order."""
     texts = _pick(directory, manifest, split, indices, TEXT_FEATURE)
     return {index: text.decode() for index, text in texts.items()}
 

@@ -1,8 +1,9 @@
-"""Properties of examples that define the gate's slices, such as the site and the size of a photo.
+"""Slice values and groups of examples, which are stored with the records.
 
-The examples of one group, such as the images of one patient, depend on each other.
+Slice values, such as the site and the size of a photo, define the slices that the gate judges. Groups, such as the
+images of one patient, contain examples that depend on each other.
 
-`records/slices.npz` contains these arrays. Those of a SPLIT are int32[num_examples], in stored order:
+`records/slices.npz` contains the following arrays. The arrays of a SPLIT are int32[num_examples], in stored order:
 
 names         names of the slice columns
 N             distinct values of the column with the index N in `names`
@@ -33,14 +34,15 @@ def save_slices(
     sizes: Mapping[str, np.ndarray],
     groups: Sequence[str] | None = None,
 ) -> None:
-    """Write `slices.npz` with the columns, sizes and groups of examples. If there are none, no file is written.
+    """Write `slices.npz` with the columns, sizes and groups of examples. If all three are empty, write no file.
 
     Args:
         directory: Folder of the records.
-        columns: Value of every listed example, by column name.
-        stored: Examples of each split, int[num_examples], in stored order.
-        sizes: Pixels of the files of each split's images, int32[num_examples], in stored order. Empty for texts.
-        groups: Group of every listed example, or None without groups.
+        columns: Slice columns by name, with the value of every example of the listing.
+        stored: For each split, the indices of its examples in the listing, int[num_examples], in stored order.
+        sizes: For each split, the number of pixels of each image file, int32[num_examples], in stored order. Empty for
+            texts.
+        groups: Group name of every example of the listing, or None without groups.
     """
     arrays: dict[str, Any] = {f"{SIZE}.{split}": rows for split, rows in sizes.items()}
     if groups is not None:
@@ -55,7 +57,7 @@ def save_slices(
 
 
 def number_groups(groups: Sequence[str]) -> np.ndarray:
-    """Return the number of each example's group, int32[num_examples]. Groups are numbered alphabetically."""
+    """Convert group names to numbers, int32[num_examples]. Groups are numbered from 0, in alphabetical order."""
     return np.unique(np.array(list(map(as_nfc, groups))), return_inverse=True)[1].astype(np.int32)
 
 
@@ -68,11 +70,11 @@ def load_groups(records_dir: Path, split: str) -> np.ndarray | None:
 
 
 def load_slices(records_dir: Path, split: str) -> dict[str, np.ndarray]:
-    """Return the properties of a split's examples, in stored order.
+    """Return the slice values of a split's examples, in stored order.
 
     Returns:
-        str[num_examples] for each column, by its name. For images also `size`, int32[num_examples], unless a column has
-        this name.
+        For each slice column name, the values of the examples, str[num_examples]. For images also `size`, the number of
+        pixels, int32[num_examples], unless a column has this name.
 
     Raises:
         InputError: If the file is damaged.
@@ -84,7 +86,7 @@ def _load(records_dir: Path, split: str) -> dict[str, np.ndarray]:
     path = records_dir / SLICES_FILE
     if not path.is_file():
         return {}
-    with reading(path, "what create_tfrecords wrote", "Run it again."):
+    with reading(path, "the slice values that create_tfrecords wrote", "Run create_tfrecords again."):
         file = read_arrays(path, is_own=True)
         columns = {
             # Files from earlier versions have names in any Unicode form.

@@ -1,18 +1,18 @@
 """Tokenizers for texts: in plain Python for writing and serving, and in TensorFlow for SavedModels.
 
-Both give equal results.
+Both tokenizers return the same token IDs.
 
-Each data set and model stores the name of its rule, a `Tokenization`. All rules treat ASCII characters alike: letters
-become lower case; `<br />` tags and characters other than letters, digits and apostrophes become spaces; spaces
-separate tokens. The rules differ for non-ASCII characters:
+Each data set and each model stores the name of its tokenization rule (see `Tokenization`). All rules treat ASCII
+characters alike. Letters become lower case. `<br />` tags and characters other than letters, digits and apostrophes
+become spaces. Spaces separate tokens. The rules differ for non-ASCII characters:
 
 - `words`, the only rule in earlier versions: byte-order marks become spaces, and all other characters are letters.
 - `unicode_words`: capitals become lower case, and Unicode spaces, punctuation and control characters become spaces.
   Each symbol, such as € or an emoji, is a token. Typographic apostrophes and full-width letters and digits become
   ASCII. Invisible characters are removed. All other characters are letters. A token has the same ID in the Unicode
   forms NFC and NFD: a SavedModel cannot convert one to the other, so its lookup table has both.
-- `words_and_characters`: in addition, each letter of a script that is written without spaces (Han, kana, Bopomofo,
-  Thai, Lao, Khmer and Myanmar) is a token, together with its combining marks.
+- `words_and_characters`: like `unicode_words`, but each letter of a script that is written without spaces (Han, kana,
+  Bopomofo, Thai, Lao, Khmer and Myanmar) is a token, together with its combining marks.
 
 The character classes are in `characters` and do not depend on the versions of Python and TensorFlow. Importing this
 module does not import TensorFlow.
@@ -89,11 +89,10 @@ class Tokenization:
         return split_words(text)
 
     def split_ops(self) -> tuple[Callable[[Any], Any], list[Any]]:
-        """Return `split` as TensorFlow operations.
+        """Return `split` as a TensorFlow function, and the lookup tables that the function uses.
 
-        The result is a function from string[batch] to a ragged string[batch, (tokens)].
-
-        The function's lookup tables are also returned. A module that saves the function must reference them.
+        The function maps string[batch] to a ragged string[batch, (tokens)]. A module that saves the function must
+        reference the lookup tables.
         """
         to_space = "[" + "".join(f"\\x{c:02x}" for c in range(128) if _TO_SPACE[c] == 32) + "]"
 
@@ -104,7 +103,7 @@ class Tokenization:
         return split, []
 
     def has_words(self, text: bytes) -> bool:
-        """Return whether a text has at least one token. The text is split only if necessary.
+        """Return whether a text contains at least one token. The text is split only if necessary.
 
         Example:
             >>> rule = find_tokenization("words")
@@ -115,23 +114,21 @@ class Tokenization:
         return _IN_WORDS.search(text) is not None and (is_plain or bool(self.split(text)))
 
     def spellings(self, token: bytes) -> tuple[bytes, ...]:
-        """Return all forms of a token that have the same ID: the token, and its other Unicode form if there is one."""
+        """Return all forms of a token that have the same ID: the token and, in some rules, its NFD form."""
         return (token,)
 
     def unite(self, counts: Counter[bytes]) -> Counter[bytes]:
-        """Add up the counts of all spellings of each token."""
+        """Add up the counts of all spellings of each token. The rule `words` has only one spelling for each token."""
         return counts
 
 
 class UnicodeTokenization(Tokenization):
-    """Rule that uses Unicode character classes, for all scripts.
-
-    See the docstring of the module.
+    """Rule that uses Unicode character classes, for all scripts. The module docstring describes the rules.
 
     Args:
         name: Name of the rule.
-        single: Characters that are tokens on their own, as a list of `characters`.
-        marks: Combining marks that belong to the token of the preceding character, if it is one of `single`.
+        single: Characters that are tokens on their own, as a list of code points (see `characters`).
+        marks: Combining marks, as a list of code points. If a mark follows a character in `single`, both are one token.
     """
 
     def __init__(self, name: str, single: str, marks: str = "") -> None:
@@ -145,7 +142,7 @@ class UnicodeTokenization(Tokenization):
         return _Folded(self._single, self._marks)
 
     def split(self, text: bytes) -> list[bytes]:
-        """Return the tokens of a text in UTF-8; see `Tokenization.split`."""
+        """Split a UTF-8 text into tokens; see `Tokenization.split`."""
         return split_words(text if text.isascii() else _NON_ASCII.sub(self._replace, text))
 
     def _replace(self, match: re.Match[bytes]) -> bytes:
@@ -158,9 +155,9 @@ class UnicodeTokenization(Tokenization):
         return folded.replace(_END + _MARK, "").encode()
 
     def split_ops(self) -> tuple[Callable[[Any], Any], list[Any]]:
-        """Return `split` as TensorFlow operations; see `Tokenization.split_ops`.
+        """Return `split` as a TensorFlow function; see `Tokenization.split_ops`.
 
-        ASCII texts skip most of these operations.
+        If all texts of a batch are ASCII, most operations are skipped.
         """
         split, tables = super().split_ops()
         replaced = {chr(character): chr(other) for character, other in _replacements().items()}
@@ -190,7 +187,7 @@ class UnicodeTokenization(Tokenization):
         return split_unicode, [*tables, table]
 
     def has_words(self, text: bytes) -> bool:
-        """Return whether a text has a token; see `Tokenization.has_words`."""
+        """Return whether a text contains at least one token; see `Tokenization.has_words`."""
         if text.isascii() or b"<" in text:
             return super().has_words(text)
         return bool(self.split(text[:_FIRST_BYTES]) or self.split(text))
@@ -244,7 +241,7 @@ class _Folded(dict[int, str | None]):
 
 @functools.cache
 def _replacements() -> dict[int, int]:
-    """Return the replacement of code points: lower case for capitals, and ASCII for its variants."""
+    """Return {code point: replacement}: lower-case letters for capitals, and ASCII for variants of ASCII characters."""
     return {
         **characters.parse_replacements(characters.CAPITALS),
         **characters.parse_replacements(characters.ASCII_VARIANTS),
@@ -278,9 +275,9 @@ def find_tokenization(name: str) -> Tokenization:
 
 
 def build_vocabulary(counts: Counter[bytes], size: int) -> tuple[bytes, ...]:
-    """Return the most frequent tokens, at most `size` - 2, by descending frequency and then by bytes.
+    """Return the most frequent tokens, at most `size` - 2, because IDs 0 and 1 are padding and unknown.
 
-    The IDs 0 and 1 are padding and unknown.
+    The tokens are sorted by descending frequency. Tokens of equal frequency are sorted by their bytes.
     """
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return tuple(token for token, _ in ranked[: size - len(_RESERVED)])
@@ -305,8 +302,8 @@ class Tokenizer:
     """Converter from texts to token IDs.
 
     Args:
-        inputs: Description of the inputs.
-        vocabulary: The known tokens; the first has the ID 2.
+        inputs: Length, truncation and tokenization rule.
+        vocabulary: The known tokens. The first token has the ID 2.
     """
 
     def __init__(self, inputs: TextInput, vocabulary: Sequence[bytes]) -> None:
@@ -319,9 +316,9 @@ class Tokenizer:
         self._ids = _ids_of(rule, vocabulary)
 
     def encode(self, text: bytes) -> EncodedText:
-        """Return exactly `num_tokens` token IDs of a text in UTF-8.
+        """Convert a UTF-8 text to token IDs. The number of IDs is always `TextInput.num_tokens`.
 
-        A longer text is cut, and a shorter one is padded, at the side that `TextInput.truncate` names.
+        A longer text is cut, and a shorter text is padded. `TextInput.truncate` is the side where this happens.
         """
         tokens = self._split(text)
         wanted = self._given.num_tokens
@@ -332,7 +329,7 @@ class Tokenizer:
         return EncodedText(ids, len(tokens), int(np.count_nonzero(numbers == UNKNOWN)))
 
     def encode_stored(self, content: bytes) -> EncodedText:
-        """Return the token IDs of a text from a file or table. Training and predict_batch share this function.
+        """Convert a text from a file or table to token IDs. create_tfrecords and predict_batch share this function.
 
         Raises:
             UnreadableError: If the text is not UTF-8, or contains no word.
@@ -358,19 +355,20 @@ class Tokenizer:
             raise InputError(f"Expected text that UTF-8 can encode. Received: {error}.") from error
 
     def read_all(self, texts: Sequence[str]) -> np.ndarray:
-        """Return the IDs of texts, int32[len(texts), num_tokens]; see `read`."""
+        """Return the token IDs of several texts, int32[len(texts), num_tokens]; see `read`."""
         return np.stack([self.read(text) for text in texts])
 
 
 def _ids_of(rule: Tokenization, vocabulary: Sequence[bytes]) -> dict[bytes, int]:
-    """Return the IDs of the tokens of a vocabulary, in all their spellings."""
+    """Return {spelling: ID} for all spellings of the tokens in a vocabulary."""
     return {spelling: id_ for id_, token in enumerate(vocabulary, len(_RESERVED)) for spelling in rule.spellings(token)}
 
 
 def tokenizer_ops(inputs: TextInput, vocabulary: Sequence[bytes]) -> tuple[Callable[[Any], Any], list[Any]]:
-    """Build the tokenizer from TensorFlow operations: a function from string[batch] to int32[batch, num_tokens].
+    """Return the tokenizer as a TensorFlow function, and the lookup tables that the function uses.
 
-    Also returns its lookup tables. A module that saves the function must reference them.
+    The function maps string[batch] to int32[batch, num_tokens]. A module that saves the function must reference the
+    lookup tables.
     """
     rule = find_tokenization(inputs.tokenization)
     split, tables = rule.split_ops()
@@ -393,7 +391,7 @@ def tokenizer_ops(inputs: TextInput, vocabulary: Sequence[bytes]) -> tuple[Calla
 
 
 def vocabulary_bytes(vocabulary: Sequence[bytes]) -> bytes:
-    """Return the content of the vocabulary's file: one token per line, in the order of IDs.
+    """Return the content of `vocabulary.txt`: one token per line, in the order of IDs.
 
     The first lines are `[PAD]` and `[UNK]`.
     """
@@ -418,8 +416,8 @@ def load_vocabulary(directory: Path, inputs: TextInput) -> tuple[bytes, ...]:
         content = path.read_bytes()
     except OSError as error:
         raise InputError(
-            f"Cannot read the vocabulary {path}: {error.strerror}. It belongs next to the manifest, the model or the "
-            "export. Create these again."
+            f"Cannot read the vocabulary {path}: {error.strerror}. The file belongs in the folder of the "
+            "manifest, the model or the export. Create this folder again."
         ) from error
     if (received := hashlib.sha256(content).hexdigest()) != inputs.vocabulary_sha256:
         raise InputError(

@@ -56,7 +56,7 @@ class CsvFile:
         content: The file in UTF-8, without a byte order mark and without Excel's line `sep=;`.
         delimiter: Character between the cells.
         newline: Argument of `open`. With `\n`, lines end only at `\n`; with the empty string, also at `\r`.
-        escape: Character that escapes a quotation mark in a cell, or None if such marks are doubled instead.
+        escape: Character that escapes a quotation mark in a cell, or None if quotation marks are doubled instead.
         first_line: Line number in the file at which `content` starts.
     """
 
@@ -69,7 +69,7 @@ class CsvFile:
 
     @property
     def columns(self) -> list[str]:
-        """Names of the columns in Unicode NFC. The name of a column without a name is empty."""
+        """Names of the columns in Unicode NFC. A column without a name has an empty string."""
         with self._reading():
             _, _, header = next(self._records(), (0, [], []))
         return [as_nfc(name.strip()) for name in header]
@@ -154,7 +154,7 @@ class CsvFile:
         """Check that no unclosed quotation mark joins several lines into one row.
 
         Raises:
-            InputError: If a quotation mark does. The message names the first line of the row.
+            InputError: If there is an unclosed quotation mark. The message names the first line of the row.
         """
         try:
             for _ in csv.reader(lines, delimiter=self.delimiter, escapechar=self.escape, strict=True):
@@ -162,8 +162,8 @@ class CsvFile:
         except csv.Error as error:
             raise InputError(
                 f"Malformed line {number} of {self.location}: an unclosed quotation mark would join {len(lines):,} "
-                f"lines into one row ({error}). Remove it, or put the whole cell in quotation marks and double those "
-                "inside it."
+                f"lines into one row ({error}). Remove the quotation mark, or put the whole cell in quotation marks "
+                "and double each quotation mark inside the cell."
             ) from error
 
     def _reading(self) -> contextlib.AbstractContextManager[None]:
@@ -171,13 +171,13 @@ class CsvFile:
 
 
 def open_csv(location: str, content: bytes) -> CsvFile:
-    r"""Open a CSV file as spreadsheet programs write it.
+    r"""Open a CSV file that a spreadsheet program wrote, and detect its dialect.
 
     - The encoding is UTF-8, or UTF-16 or UTF-32 with a byte order mark.
-    - The delimiter is the one in Excel's first line `sep=;`, or the one of the header. If the header has a comma and
-      other delimiters, another one is used only if it makes more rows well-formed.
+    - The delimiter is named in Excel's first line, such as `sep=;`, or detected in the header. If the header contains
+      a comma and other delimiters, the comma is used, unless more rows are well-formed with another delimiter.
     - Lines end with `\n`, `\r\n` or `\r`.
-    - Quotation marks in a cell are doubled. They may be escaped as `\"` if only this makes the file strict CSV.
+    - Quotation marks in a cell are doubled. They are read as escaped, `\"`, only if this makes more rows well-formed.
 
     Args:
         location: Place of the file, for messages.
@@ -303,9 +303,9 @@ def with_points(cells: Sequence[str]) -> Sequence[str]:
 
 
 def find_column(name: str, columns: Sequence[str]) -> str:
-    """Return `name` if there is such a column, otherwise the only column that is an alias of it (see `ALIASES`).
+    """Return `name` if it is the name of a column, otherwise the only column that is an alias of `name`; see `ALIASES`.
 
-    If there is no such alias, return `name`.
+    If there is no alias among the columns, or more than one, return `name`.
 
     Example:
         >>> find_column("text", ["review", "stars"]), find_column("text", ["text", "review"])

@@ -10,7 +10,7 @@ from tpu_components.core.files.resource_names import GOOGLE_BUCKET, S3_BUCKET
 
 
 class Scheme(enum.StrEnum):
-    """The object stores, by the scheme of their URIs."""
+    """The schemes of the URIs of object stores."""
 
     GOOGLE = "gs://"
     S3 = "s3://"
@@ -37,7 +37,7 @@ class Location(str):
 
     @functools.cached_property
     def _parts(self) -> tuple[str, str, str]:
-        """Scheme, bucket and key as written. They are empty for a path."""
+        """Scheme, bucket and key, as the user wrote them. All three are empty for a path."""
         match = _URI.match(self) if "://" in self else None
         return (match[1], match[2], match[3]) if match else ("", "", "")
 
@@ -86,7 +86,7 @@ class Location(str):
     def folder(self) -> "Location":
         """The location without trailing slashes.
 
-        In an object store, `a//b` and `a/b` are two different objects.
+        Other slashes are not changed, because `a//b` and `a/b` are two different objects in an object store.
         """
         return Location(self.rstrip("/") or self[:1])
 
@@ -119,7 +119,7 @@ class Location(str):
             )
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts:
-            what = "an absolute path" if path.is_absolute() else "a path that leads out of it"
+            what = "an absolute path" if path.is_absolute() else "a path that leads out of that folder"
             raise InputError(
                 f"Cannot use the path {name!r}: expected a path below {self!r}, received {what}. Write paths relative "
                 "to that folder, without '..'."

@@ -20,12 +20,11 @@ _LISTED_LEVELS = 2  # Levels of folders, such as SPLIT/CLASS, that are listed on
 
 
 class StoredFile(NamedTuple):
-    """A file below a root folder: POSIX path relative to the root, size in bytes, and a version of the content.
+    """A file below a root folder: POSIX path relative to the root, size in bytes, and version of the content.
 
-    The version changes when the content changes.
-
-    `version` is the CRC32C on gs://, the ETag on s3://, and the modification time, change time and inode on a disk.
-    When a store lists its objects, their names are relative to the bucket.
+    The version changes when the content changes. It is the CRC32C on gs://, the ETag on s3://, the blob ID on hf://,
+    and the modification time, change time and inode on a disk. In a listing of `ObjectStore.objects`, names are
+    relative to the bucket.
     """
 
     name: str
@@ -37,7 +36,8 @@ def store_of(uri: str) -> "ObjectStore | None":
     """Return the store that a URI names by its scheme, or None for a local path.
 
     Raises:
-        InputError: If no store has this scheme. Used as a path, `file:/data` would create a folder `file:`.
+        InputError: If the URI has another scheme. It is not used as a path, which would create a folder such as
+            `file:`.
     """
     if "://" not in str(uri):  # A fast path: there may be millions of local paths.
         return None
@@ -52,9 +52,9 @@ def store_of(uri: str) -> "ObjectStore | None":
 
 
 def in_threads(function: Callable[..., Any], *arguments: Iterable[Any]) -> Iterator[Any]:
-    """Yield the results of a function like `map`, with several calls at a time.
+    """Yield the results of a function in order, like `map`, but make up to 16 calls at a time in threads.
 
-    A request to a bucket consists mostly of waiting.
+    Threads save time because a request to a bucket consists mostly of waiting.
     """
     from concurrent.futures import ThreadPoolExecutor  # Imported here for the sake of `--help`.
 
@@ -75,8 +75,8 @@ def list_by_prefix(list_below: Callable[[str, bool], Level], prefix: str) -> Ite
     Folders are listed in parallel, each at a few thousand objects per second.
 
     Args:
-        list_below: Function that takes a prefix and a flag. If the flag is true, it returns the objects and folder
-            prefixes of one level, otherwise all objects.
+        list_below: Function that takes a prefix and a flag. If the flag is true, the function returns the objects and
+            folder prefixes of one level, otherwise all objects below the prefix.
         prefix: Prefix of the names. If it does not end with a slash, all objects are listed by one call.
     """
     is_folder = not prefix or prefix.endswith("/")
@@ -100,8 +100,8 @@ class GoogleStorage:
         """Yield (bucket, object name) of a URI, and translate the client's exceptions in the block.
 
         Raises:
-            InputError: If the user can correct the error: in the name, a role or the sign-in. The message contains the
-                service's message.
+            InputError: If the user can correct the error, for example a wrong name, a missing role or an expired
+                sign-in. The message contains the service's message.
             PlatformError: If the service does not respond.
         """
         import requests
@@ -130,7 +130,7 @@ class GoogleStorage:
             ) from error
 
     def bucket(self, name: str) -> Any:
-        """Return a bucket of this process's client."""
+        """Return the client's object for the bucket `name`."""
         return google_client().bucket(name)
 
     def objects(self, bucket: str, prefix: str) -> Iterator[StoredFile]:
@@ -172,9 +172,9 @@ class GoogleStorage:
 
 @functools.cache
 def google_client() -> Any:
-    """Return the client of this process.
+    """Return the Cloud Storage client that all code of this process shares.
 
-    A client per file would look up the credentials and connect for every file.
+    A separate client for every file would look up the credentials and connect every time.
     """
     import google.cloud.storage
 
@@ -184,9 +184,9 @@ def google_client() -> Any:
 class S3:
     """S3 and compatible stores such as MinIO.
 
-    AWS_ENDPOINT_URL_S3 is the address. The other AWS_… variables are the credentials.
+    The environment variable AWS_ENDPOINT_URL_S3 contains the address, and other AWS_… variables the credentials.
 
-    The methods are those of `GoogleStorage`.
+    The methods are the same as those of `GoogleStorage`.
     """
 
     @contextlib.contextmanager
@@ -280,7 +280,11 @@ class S3:
 
 
 def _require_room(uri: str, num_bytes: int, room_bytes: int, what: str) -> None:
-    """Check the size of an object before reading it."""
+    """Check, before an object is read, that it is not larger than the available space.
+
+    Raises:
+        InputError: If the object is larger.
+    """
     if num_bytes > room_bytes:
         raise InputError(
             f"Cannot read {uri!r}: its size, {byte_size(num_bytes)}, is larger than {what} ({byte_size(room_bytes)}). "
@@ -293,7 +297,7 @@ def _memory_bytes() -> int:
 
 
 def _reason(error: Exception) -> str:
-    """Return an error's message without the credentials that may be in a store's address."""
+    """Return an error's message, without credentials that the store's address may contain."""
     return hide_credentials(str(error))
 
 
@@ -303,7 +307,7 @@ def _status_of(error: Any) -> int:
 
 @functools.cache
 def s3_client() -> Any:
-    """Return the client of this process, which all threads share."""
+    """Return the S3 client that all threads of this process share."""
     import boto3
 
     return boto3.client("s3")
@@ -312,8 +316,8 @@ def s3_client() -> Any:
 class HuggingFaceHub:
     """The Hugging Face hub, read-only: `hf://datasets/OWNER/NAME/PATH`, or `…/NAME@REVISION/PATH`.
 
-    HF_TOKEN is the access token. HF_ENDPOINT replaces the hub's address. The methods are those of `GoogleStorage`. The
-    bucket of a path is always `datasets`.
+    The environment variable HF_TOKEN contains the access token, and HF_ENDPOINT replaces the hub's address. The methods
+    are the same as those of `GoogleStorage`. The bucket of a path is always `datasets`.
     """
 
     @contextlib.contextmanager
@@ -381,7 +385,7 @@ class HuggingFaceHub:
 
     @staticmethod
     def _ask(method: str, bucket: str, name: str, **options: Any) -> Any:
-        """Call a method of the client, and retry transient errors.
+        """Call a method of the hub's client, and retry transient errors.
 
         The client itself retries only some requests.
         """
@@ -397,7 +401,7 @@ class HuggingFaceHub:
 
 
 def _hub_is_out(error: BaseException) -> bool:
-    """Return whether the request may succeed later."""
+    """Return whether an error of the hub is transient, so that the same request may succeed later."""
     from huggingface_hub.errors import HfHubHTTPError
 
     if isinstance(error, HfHubHTTPError):

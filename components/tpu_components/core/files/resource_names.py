@@ -1,8 +1,8 @@
-"""Forms of names in Google Cloud and S3, as regular expressions.
+"""Regular expressions for the names of resources in Google Cloud and S3.
 
-A form contains only characters that the service accepts in the name. So, if an administrator copies a name into a
-shell, it cannot act as an option or another command. Lengths are not checked where the service checks them without
-harm.
+An expression matches only characters that the service accepts in the name. So, if an administrator copies a matching
+name into a shell, the name cannot act as an option or as another command. Some lengths are not checked here, because
+the service rejects longer names without harm.
 """
 
 # google/cloud/resourcemanager/v3/projects.proto, Project.project_id; older projects begin with a domain and a colon.

@@ -1,6 +1,6 @@
-"""Files on this machine and in buckets (gs://, s3://), with the same functions for both.
+"""Functions for files on this machine and in buckets (gs://, s3://).
 
-Local writes are atomic: content is written under a temporary name, and then renamed.
+Local writes are atomic: a file is written under a temporary name and then renamed.
 """
 
 import contextlib
@@ -63,9 +63,9 @@ _LOCK_POLL_SECONDS = 0.1
 
 
 def common_folder(uris: Sequence[str]) -> str | None:
-    """Return the common folder of absolute paths.
+    """Return the deepest folder that contains all files. The files are absolute paths or URIs.
 
-    Return None if the paths are in several buckets, or some are in a bucket and others are local.
+    Return None if the files are in several buckets, or if some are in a bucket and others are local.
 
     Example:
         >>> common_folder(["gs://bucket/a/1.png", "gs://bucket/a/b/2.png"])
@@ -92,7 +92,8 @@ def mounted(uri: str) -> Path:
 def list_files(root: str) -> list[StoredFile]:
     """List the files below `root`, sorted by name.
 
-    Hidden files are left out: those with a leading dot, and those that Windows makes.
+    Hidden files and the files in hidden folders are left out. Hidden are names that begin with a dot, and the names
+    `Thumbs.db` and `desktop.ini`, which Windows creates.
 
     Raises:
         InputError: If `root` does not exist or contains no file.
@@ -101,7 +102,7 @@ def list_files(root: str) -> list[StoredFile]:
 
 
 def each_file(root: str) -> Iterator[StoredFile]:
-    """Yield the files of `list_files`. For a disk, only one folder at a time is kept in memory.
+    """Yield the same files as `list_files`. On a disk, the content of only one folder at a time is kept in memory.
 
     Raises:
         InputError: If `root` does not exist or contains no file.
@@ -115,7 +116,7 @@ def each_file(root: str) -> Iterator[StoredFile]:
 
 
 def list_known(root: str) -> list[StoredFile]:
-    """Return the files of `list_files`, or an empty list if the folder is missing or empty."""
+    """Return the same files as `list_files`, or an empty list if the folder is missing or empty."""
     if store := store_of(root):
         return list(_in_bucket(root, store))
     return list(_on_disk(root)) if os.path.isdir(root) else []  # `Path.is_dir` raises OSError if the name is too long.
@@ -181,7 +182,7 @@ def _walk(directory: str, prefix: str, above: frozenset[tuple[int, int]]) -> Ite
 def read_bytes(uri: str) -> bytes:
     """Read the content of a file.
 
-    The name may exist only in another Unicode form; see `existing_form`.
+    If the file exists only under another Unicode form of its name, that file is read; see `existing_form`.
 
     Raises:
         InputError: If the file does not exist or cannot be read.
@@ -226,7 +227,7 @@ def read_bytes(uri: str) -> bytes:
 
 
 def read_range(uri: str, offset: int, length: int) -> bytes:
-    """Read `length` bytes of a file. Fewer bytes are returned only if the file ends before.
+    """Read `length` bytes of a file, starting at `offset`. Fewer bytes are returned only if the file ends earlier.
 
     Raises:
         InputError: If the file does not exist or cannot be read.
@@ -301,17 +302,17 @@ def _size(uri: str) -> int | None:
 
 
 def existing_form(root: str, name: str) -> str | None:
-    """Return the Unicode form of a path that exists, if the path does not exist as written.
+    """Return the path of an existing file in another Unicode form, if the path does not exist as written.
 
-    macOS writes file names in NFD, and a table of these files may list them in NFC.
+    For example, macOS writes file names in NFD, but a table that lists these files may be in NFC.
 
     Args:
         root: Folder, local or in a bucket. Empty if `name` is a complete path or URI.
         name: Path below the folder.
 
     Returns:
-        The path below the folder, or None if it exists as written, or does not exist in any form. In a bucket, only
-        paths whose parts all have the same form are tried.
+        The path below the folder, or None if the path exists as written or does not exist in any form. In a bucket,
+        only paths whose parts all have the same form are tried.
     """
     if name.isascii():
         return None
@@ -385,7 +386,7 @@ def upload(path: Path, uri: str) -> None:
 
 @contextlib.contextmanager
 def naming_full_disk(path: Path) -> Iterator[None]:
-    """Raise an InputError that names the disk if a write in the block fails because the disk is full or read-only."""
+    """Raise an InputError that names `path` if a write in the block fails because the disk is full or read-only."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -401,9 +402,10 @@ def naming_full_disk(path: Path) -> Iterator[None]:
 
 
 def _number(error: OSError | RuntimeError) -> int:
-    """Return the errno of an error, or 0 if it has none. Some libraries give the errno only in the message.
+    """Return the errno of an error, or 0 if the error has no errno.
 
-    If shutil collects several errors while it copies a folder, the first error counts. HDF5 raises RuntimeError.
+    Some libraries write the errno only into the message: HDF5, which raises RuntimeError, and shutil, which collects
+    several errors while it copies a folder. The first errno in the message is returned.
     """
     if isinstance(error, OSError) and error.errno:
         return error.errno
@@ -435,7 +437,7 @@ def _said_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming_faults() -> Iterator[None]:
-    """Translate errors of the machine in the block, such as a full disk, to InputError or PlatformError.
+    """Convert errors of the machine that occur in the block, such as a full disk, to InputError or PlatformError.
 
     If a file on a mounted bucket is changed while it is open, reading the rest of the file fails. If there are several
     writers, the first one wins:
@@ -475,7 +477,10 @@ def naming_faults() -> Iterator[None]:
 
 
 def _staging_dir(path: Path) -> Path | None:
-    """Return the local folder where files for a mounted bucket are written first, or None for any other path."""
+    """Return the local folder where files are written before they are copied to a mounted bucket.
+
+    Return None if `path` is not in a mounted bucket.
+    """
     return Path(tempfile.gettempdir()) if path.is_relative_to(BUCKETS_MOUNT) else None
 
 
@@ -541,8 +546,8 @@ def require_file(path: Path, is_added_to: bool = False) -> None:
 
     Args:
         path: The file.
-        is_added_to: Whether the caller appends to an existing file instead of replacing it. The folder of an existing
-            file may be read-only then.
+        is_added_to: Whether the caller appends to an existing file instead of replacing it. In this case, the folder of
+            an existing file may be read-only.
 
     Raises:
         InputError: If the path is a folder or cannot be written.
@@ -557,11 +562,11 @@ def require_file(path: Path, is_added_to: bool = False) -> None:
 
 
 def stat_files(root: str, names: Iterable[str]) -> Iterator[StoredFile]:
-    """Yield the `StoredFile` of each name below `root`.
+    """Yield a `StoredFile` for each name below `root`.
 
-    A missing file has no bytes and the version `missing`.
+    A missing file has a size of 0 bytes and the version `missing`.
 
-    If a name exists only in another Unicode form, the result has the existing name; see `existing_form`.
+    If a name exists only in another Unicode form, the result contains the existing name; see `existing_form`.
     """
     listed = {file.name: file for file in list_files(root)} if Location(root).is_remote else None
     is_mounted = _is_mounted(root)
@@ -581,9 +586,9 @@ def stat_files(root: str, names: Iterable[str]) -> Iterator[StoredFile]:
 
 
 def stat_paths(paths: Sequence[str]) -> Iterator[StoredFile]:
-    """Yield the `StoredFile` of each path. Its name does not contain the folder.
+    """Yield a `StoredFile` for each path. The paths must be all local, or all in one bucket.
 
-    All paths are local, or all are in one bucket.
+    The name of the `StoredFile` is relative to the file's folder or, in a bucket, to the common folder of all paths.
     """
     if Location(paths[0]).is_remote:  # One listing serves all paths.
         root = common_folder(paths) or ""
@@ -607,13 +612,13 @@ def _stored(name: str, status: os.stat_result, is_mounted: bool) -> StoredFile:
 
 
 def require_free_bytes(path: Path, num_bytes: int) -> None:
-    """Check before a step starts work that `num_bytes` will fit on the disk of `path`.
+    """Check before a step starts work that `num_bytes` fit on the disk of `path`.
 
     For a mounted bucket, the bytes must also fit in the staging folder. If the bucket and the staging folder are on one
     disk, as in a pod whose mount is a folder of its node, twice the size is needed.
 
     Raises:
-        InputError: If the disk has less free space.
+        InputError: If a disk has less free space.
     """
     places = [place for place in (_staging_dir(path), _existing_parent(path.absolute())) if place]
     devices = [os.stat(place).st_dev for place in places]
@@ -782,7 +787,7 @@ def replace_directory(source: Path, final: Path) -> None:
 def link_tree(source: Path, target: Path) -> None:
     """Copy a folder atomically.
 
-    Files are hard links or, if the file system does not have hard links, copies.
+    The new folder contains hard links to the files or, if the file system does not support hard links, copies.
     """
 
     def link(from_path: str, to_path: str) -> None:

@@ -22,8 +22,8 @@ def decode(content: bytes | str, constant: Callable[[str], Any] | None = None) -
 
     Args:
         content: The text, or its bytes in UTF-8.
-        constant: Function that converts NaN, Infinity and -Infinity, which are not valid JSON. With None, they become
-            floats.
+        constant: Function that converts NaN, Infinity and -Infinity, which are not valid JSON. With None, these values
+            become floats.
 
     Raises:
         ValueError: If the content is not valid JSON, is nested more than 100 levels deep, so that recursive functions
@@ -75,10 +75,10 @@ def load(path: Path | str, what: str, step: str, parse: Callable[[Any], T]) -> T
 
 
 class JsonFile:
-    """Base of dataclasses that are stored as a JSON file in a folder.
+    """Base class of dataclasses that are stored as a JSON file in a folder.
 
-    Class arguments are the file's name and, for error messages, its description and the step that writes it: `class
-    Facts(JsonFile, name="facts.json", what="a model's facts", step="train_model")`.
+    The class arguments are the file's name and, for error messages, the file's description and the step that writes it:
+    `class Facts(JsonFile, name="facts.json", what="a model's facts", step="train_model")`.
 
     Files of other versions can be read, too; see `typed_values.read`.
     """

@@ -1,4 +1,4 @@
-"""Limits for the decompressed size of a file, checked for every source before memory or disk is used.
+"""Limit for the decompressed size of a file, checked for every source before memory or disk is used.
 
 The limit is 256 MiB, or 100 times the size of the compressed file if that is more. Typical compression ratios are 5 to
 10 for images and texts, and 50 for binary masks.
@@ -29,7 +29,7 @@ DAMAGED = (
 
 
 def require_plausible(place: str, num_bytes: int, unpacked: int) -> None:
-    """Check that a compressed file does not unpack to an implausible size, as a decompression bomb does.
+    """Check that a compressed file does not unpack to an implausible size, as a decompression bomb would.
 
     Args:
         place: The file.

@@ -1,6 +1,6 @@
-"""Vertex AI's clients.
+"""Clients of Vertex AI's services.
 
-Google's errors are translated to this project's exceptions. The first call imports the clients and signs in.
+Google's exceptions are converted to this project's exceptions. The first call imports the clients and signs in.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ class VertexService:
 
     @property
     def parent(self) -> str:
-        """Name of the default location, below which resources are listed and created."""
+        """Resource name of the project and default region, in which resources are listed and created."""
         return f"projects/{self.project}/locations/{self.region}"
 
     @functools.cached_property
@@ -111,13 +111,17 @@ class VertexService:
             return types().PredictResponse.from_json(answer.text, ignore_unknown_fields=True)
 
     def list(self, kind: str, method: str, request: Any, region: str = "") -> list[Any]:
-        """Call a method that lists resources. Return the items of all pages. See `call`."""
+        """Call a method that lists resources, and return the items of all pages. The arguments are those of `call`."""
         pages = self.call(kind, method, request, region)
         with self._translated(method):
             return list(pages)
 
     def is_done(self, operation: Any, method: str) -> bool:
-        """Check once whether a long-running operation has ended. `call` returned the operation for `method`.
+        """Return whether a long-running operation has ended. The service is asked only once.
+
+        Args:
+            operation: The operation, which `call` returned.
+            method: Method that started the operation, for messages.
 
         Raises:
             PlatformError: If the operation has failed. The message contains the service's message.
@@ -138,7 +142,7 @@ class VertexService:
 
 @contextlib.contextmanager
 def google_errors(service: str, doing: str, where: str, advice: str, hint: str = "") -> Iterator[None]:
-    """Translate the exceptions of Google's clients into this project's exceptions.
+    """Convert the exceptions of Google's clients in the block to this project's exceptions.
 
     Args:
         service: Name of the service.

@@ -1,7 +1,7 @@
 """Choice of the device for a model: backend, replicas, precision and compilation.
 
-All code for TPUs, GPUs and simulated replicas is here. Call `prepare` before anything imports Keras, because Keras
-reads its backend only once. Import modules that use Keras after this call.
+All code for TPUs, GPUs and simulated replicas is in this module. Call `prepare` before anything imports Keras, because
+Keras reads the name of its backend only once.
 """
 
 import contextlib
@@ -28,12 +28,12 @@ PRECISIONS = ("auto", "float32", "mixed_bfloat16")
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """Device, precision and compilation that `prepare` has chosen.
+    """The device, precision and kind of compilation that `prepare` has chosen.
 
     Attributes:
         backend: `tensorflow` or `jax`.
         accelerator: `cpu`, `gpu` or `tpu`.
-        num_replicas: Devices that share a batch.
+        num_replicas: Number of devices that share a batch.
         precision: Keras dtype policy.
         distribution: Distribution strategy (TensorFlow) or Keras DataParallel (JAX); None with one replica.
     """
@@ -60,13 +60,13 @@ class Device:
 
     @property
     def name(self) -> str:
-        """Number and kind of the devices, such as `8 × TPU v5 lite`. For a CPU, its model."""
+        """Number and kind of the devices, such as `8 × TPU v5 lite`. For a CPU, the kind is the processor's model."""
         kind = describe_host() if self.accelerator == "cpu" else self.kind or self.accelerator
         return f"{self.num_replicas} × {kind}"
 
     @property
     def kind(self) -> str:
-        """JAX's name of the devices, such as `TPU v5 lite`. Empty on a CPU, and for TensorFlow, which has no name."""
+        """JAX's name for the devices, such as `TPU v5 lite`. Empty on a CPU, and with TensorFlow, which has no name."""
         has_name = self.backend == "jax" and self.accelerator != "cpu"
         return str(jax.devices()[0].device_kind) if has_name else ""
 
@@ -78,7 +78,7 @@ class Device:
 
 
 def cpu_flags() -> Sequence[str]:
-    """Return the instruction sets of this machine's processor, or an empty result if they are unknown."""
+    """Return the instruction sets of this machine's processor, or an empty sequence if they are unknown."""
     return _processor("flags", "Features").split()
 
 
@@ -89,7 +89,7 @@ def describe_host() -> str:
 
 
 def _processor(*names: str) -> str:
-    """Return the first value in /proc/cpuinfo with one of these names, or an empty string if there is none."""
+    """Return the first value in /proc/cpuinfo that has one of these names, or an empty string if there is none."""
     try:
         with open("/proc/cpuinfo") as file:
             return next((line.partition(":")[2].strip() for line in file if line.startswith(names)), "")
@@ -98,11 +98,10 @@ def _processor(*names: str) -> str:
 
 
 def choose_precision(accelerator: str, backend: str, flags: Sequence[str]) -> str:
-    """Return the precision for a device.
+    """Return the precision for a device, `mixed_bfloat16` or `float32`.
 
-    It is mixed_bfloat16 for a TPU and, with TensorFlow, for a CPU with bf16 units; otherwise float32.
-
-    On a CPU, bf16 units accelerate oneDNN, which TensorFlow uses, but not XLA, which JAX uses.
+    The precision is mixed_bfloat16 on a TPU and, with TensorFlow, on a CPU with bf16 units. Bf16 units of a CPU
+    accelerate oneDNN, which TensorFlow uses, but not XLA, which JAX uses.
 
     Example:
         >>> choose_precision("cpu", "tensorflow", ["avx2"]), choose_precision("tpu", "jax", [])
@@ -128,8 +127,8 @@ def prepare(
         backend: `tensorflow`, `jax`, or `auto`: jax if a TPU or GPU is requested, otherwise tensorflow.
         accelerator: `cpu`, `gpu`, `tpu`, or `auto`: a GPU if there is one, otherwise the CPU. `auto` never chooses a
             TPU.
-        num_replicas: Number of devices of all hosts together. 0 uses all devices, or one per host on a CPU. On a CPU,
-            any number can be simulated.
+        num_replicas: Number of devices of all hosts together. 0 means all devices, or one per host on a CPU. On a CPU,
+            any number of devices can be simulated.
         precision: Keras dtype policy; `auto` uses `choose_precision`.
         hosts: Hosts that train together.
 
@@ -215,7 +214,7 @@ def _prepare_tensorflow(accelerator: str, num_replicas: int) -> tuple[str, int, 
     if gpus and accelerator != "cpu":
         if num_replicas > len(gpus):
             raise InputError(
-                f"Cannot use {num_replicas} replicas: expected at most {len(gpus)}, the GPUs that TensorFlow finds."
+                f"Cannot use {num_replicas} replicas: TensorFlow finds only {len(gpus)} GPUs. Lower num_replicas."
             )
         names = [f"GPU:{i}" for i in range(num_replicas or len(gpus))]
         return "gpu", len(names), tf.distribute.MirroredStrategy(names) if len(names) > 1 else None

@@ -1,8 +1,7 @@
-"""Memory, step time and price of a training run on a machine, computed from the compiled step.
+"""Footprint of a training run on a machine: memory, step time and price, computed from the compiled step.
 
-They are used to compare two training runs.
-
-The speed of the input pipeline is not included, because it differs between hosts.
+Footprints are used to compare two training runs. The speed of the input pipeline is not included, because it differs
+between hosts.
 """
 
 import dataclasses
@@ -67,7 +66,7 @@ class Footprint:
         return self.usd_per_hour * self.epochs * self.device_epoch_seconds / 3600
 
     def priced_like(self, other: "Footprint") -> "Footprint":
-        """Return a copy with the price on the platform (`target`) of another footprint."""
+        """Return a copy with the price that this run has on the platform (`target`) of another footprint."""
         usd_per_hour = self.usd_per_hour / self.price_factor * other.price_factor
         return dataclasses.replace(
             self, usd_per_hour=usd_per_hour, target=other.target, price_factor=other.price_factor

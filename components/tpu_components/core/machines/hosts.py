@@ -99,12 +99,13 @@ def parse_host(text: str) -> Hosts:
 
 
 def find_hosts(environment: Mapping[str, str]) -> Hosts:
-    """Return the hosts that train together.
+    """Return the hosts that train together, according to TPU_PIPELINES_HOST or the platform's variables.
 
-    They come from TPU_PIPELINES_HOST or the platform's variables. The default is one host.
+    Return `ALONE` if there is only one host, or if no variable describes the hosts.
 
     Raises:
-        InputError: If the variables contradict each other, or describe fewer hosts than TPU_PIPELINES_HOST_COUNT.
+        InputError: If the variables contradict each other, or describe another number of hosts than
+            TPU_PIPELINES_HOST_COUNT, if this variable is above 1.
     """
     if own := environment.get(HOST_VARIABLE):
         return parse_host(own)
@@ -118,13 +119,13 @@ def find_hosts(environment: Mapping[str, str]) -> Hosts:
         if len(addresses) > 1:
             if expected not in (1, len(addresses)):
                 raise InputError(
-                    f"Cannot find the hosts of this training run: {variables} list {len(addresses)} hosts, but its "
-                    f"machine has {expected}. {_say_it(expected)}"
+                    f"Cannot find the hosts of this training run: {variables} list {len(addresses)} hosts, but the "
+                    f"machine has {expected} hosts. {_say_it(expected)}"
                 )
             return _hosts(index, len(addresses), addresses[0], environment.get("JAX_COORDINATOR_PORT", _PORT))
     if expected > 1:
         raise InputError(
-            f"Cannot find the index of this host among the {expected} hosts of its machine; hosts that train "
+            f"Cannot find the index of this host among the {expected} hosts of the machine. Hosts that train "
             "separately would overwrite each other's outputs. Expected TPU_WORKER_HOSTNAMES and TPU_WORKER_ID, "
             f"CLUSTER_SPEC with {expected} members, or {_ENDPOINTS} and {_NUMBER} from the metadata server. Received: "
             f"{'; '.join(f'{name}: {answer}' for name, answer in tell_hosts(environment).items())}. "
@@ -149,8 +150,8 @@ def _hosts(index: int, count: int, first: str, port: int | str = _PORT) -> Hosts
 def _told(environment: Mapping[str, str], expected: int) -> Iterator[tuple[list[str], int, str]]:
     """Yield the platform's descriptions of the hosts, as (addresses of all hosts, index of this host, source's name).
 
-    The TPU's variables come first, because libtpu numbers the hosts by them. Vertex AI does not document the variables
-    of the hosts of one slice; the environment report of a training run lists them.
+    The TPU's variables come first, because libtpu uses them to number the hosts. Vertex AI does not document the
+    variables that it sets on the hosts of a slice. The environment report of a training run lists these variables.
     """
     # GKE sets both for a container that requests google.com/tpu, and JAX uses the first list:
     # https://cloud.google.com/kubernetes-engine/docs/how-to/tpus and jax/_src/clusters/cloud_tpu_cluster.py
@@ -214,9 +215,10 @@ def _metadata(host: str, key: str) -> str:
 
 
 def is_writer() -> bool:
-    """Return whether this process writes the outputs of a step. Only host 0 does.
+    """Return whether this process writes the outputs of a step. Only host 0 writes outputs.
 
-    The result is also True if the environment is invalid: training has failed on this host, so it must write the error.
+    The result is also True if the environment is invalid, because training then fails on this host, which must write
+    the error.
     """
     try:
         return find_hosts(os.environ).is_writer
@@ -256,7 +258,7 @@ class ProcessGroup:
 
     Args:
         hosts: The hosts.
-        store: Key-value store of the coordination service; JAX's by default. Unused by a single host.
+        store: Key-value store of the coordination service. The default is JAX's store. A single host uses no store.
     """
 
     def __init__(self, hosts: Hosts, store: Any = None) -> None:
@@ -315,7 +317,7 @@ class ProcessGroup:
         }
 
     def wait_for_all(self, what: str) -> None:
-        """Wait until all hosts have made this call. `what` is the name of the barrier."""
+        """Wait until all hosts have called this method with the same `what`, the name of the barrier."""
         if not self._is_alone:
             self._store.wait_at_barrier(f"tpu_pipelines/{what}", _FOREVER_MS)
 
@@ -328,15 +330,14 @@ class ProcessGroup:
         return str(self._store.blocking_key_value_get(f"{_TOLD}/{name}", _FOREVER_MS))
 
     def meet(self, wish: bool) -> bool:
-        """Return whether all hosts act together at this block of steps.
+        """Return whether all hosts meet at this block of steps, for example to save a checkpoint together.
 
-        The result is the same on every host, and no barrier is needed.
-
-        Host 0 requests a meeting two blocks ahead. All hosts call this method once per block, after the preceding block
-        is done. So no host is two calls ahead of host 0, and every host reads the request in time.
+        The result is the same on every host, although no host waits at a barrier: host 0 requests a meeting two blocks
+        ahead. All hosts call this method once per block, after the preceding block is done. Therefore, no host is two
+        calls ahead of host 0, and every host reads the request in time.
 
         Args:
-            wish: Whether host 0 requests a meeting. It is ignored on other hosts.
+            wish: Whether host 0 requests a meeting. On other hosts, this argument is ignored.
         """
         self._blocks += 1
         if self._meeting_at == 0:
@@ -354,7 +355,7 @@ class ProcessGroup:
         return True
 
     def ask_to_end(self) -> None:
-        """Inform host 0 that the platform is stopping this host. Host 0 saves a checkpoint, and all hosts exit."""
+        """Inform host 0 that the platform is stopping this host, so that a checkpoint is saved and all hosts exit."""
         if not self._is_alone and not self._has_asked:
             self._has_asked = True
             self._store.key_value_set(f"{_END}/{self.hosts.index}", "")
@@ -362,7 +363,7 @@ class ProcessGroup:
     def is_asked_to_end(self) -> bool:
         """Return whether another host has called `ask_to_end`.
 
-        The check is made every half second; in between, the result is False.
+        The store is queried at most every half second. In between, the result is False.
         """
         if self._is_alone or time.monotonic() - self._asked_at < _ASK_EVERY_SECONDS:
             return False
@@ -371,9 +372,9 @@ class ProcessGroup:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Run the block on all hosts together.
+        """Run the block on all hosts together. If one host fails, all hosts exit.
 
-        If one host fails, all hosts exit. At the end of the block, all hosts wait for host 0's outputs.
+        At the end of the block, all hosts wait until host 0 has written its outputs.
 
         Raises:
             Terminated: If another host is lost.
@@ -399,7 +400,10 @@ class ProcessGroup:
             raise _lost(lost) from error
 
     def _leave(self, code: int, reason: str) -> None:
-        """Send the exit code and the reason to the other hosts, wait 5 s, and exit without JAX's shutdown."""
+        """Send the exit code and the reason to the other hosts, and wait up to 5 s until they have read them.
+
+        This process then exits with the code, without JAX's shutdown.
+        """
         _end_at_once(code)
         word = json.dumps({"host": self.hosts.index, "code": code, "reason": reason})
         with contextlib.suppress(Exception):  # Another host was first, or host 0 has ended.
@@ -408,7 +412,7 @@ class ProcessGroup:
             self._store.wait_at_barrier(f"{_LEAVE}/heard", _FAREWELL_SECONDS * 1000)
 
     def _listen(self) -> None:
-        """Wait until training is done or another host fails. In the second case, exit with that host's exit code."""
+        """Wait until training is done or another host fails. If a host fails, exit with that host's exit code."""
         try:
             told = json.loads(self._store.blocking_key_value_get(_LEAVE, _FOREVER_MS))
         except Exception:  # Host 0 has ended: JAX ends this process.
@@ -422,7 +426,7 @@ class ProcessGroup:
 
 
 def find_lost_host_error(error: BaseException) -> BaseException | None:
-    """Return the cause of `error` that shows that another host was lost, or None if there is no such cause."""
+    """Return the error in the chain of causes of `error` that shows that another host was lost, or None without one."""
     from jax.errors import JaxRuntimeError
 
     for cause in chain_of(error):
@@ -434,11 +438,11 @@ def find_lost_host_error(error: BaseException) -> BaseException | None:
 
 def _lost(what: str) -> termination.Terminated:
     _end_at_once(LOST)
-    return termination.Terminated(LOST, f"{what}. Start all hosts again to continue from the checkpoint")
+    return termination.Terminated(LOST, f"{what}. Start all hosts again to continue from the checkpoint.")
 
 
 def _end_at_once(code: int) -> None:
-    """Make this process exit without JAX's shutdown, which would wait half a minute for lost hosts."""
+    """Make this process exit with `code` and without JAX's shutdown, which would wait half a minute for lost hosts."""
 
     def end() -> None:
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Machine of a training job, checked against a catalogue of TPU slices and machines with GPUs.
+"""The machine of a training job, checked against a catalogue of TPU slices and machines with GPUs.
 
 `machine_catalogue.json` lists every TPU slice for training on Vertex AI, slices of GKE, and GPU machines of both, with
 performance, regions, quotas, Compute Engine's list price and the factor of Vertex AI's price. Each value has a source
@@ -48,16 +48,16 @@ BILLED_BY = {VERTEX: "Vertex AI's price", KUBEFLOW: "Compute Engine's list price
 
 
 def billed_by(target: str) -> str:
-    """Return the name of a target's price list.
+    """Return the name of the price list of a target, `vertex` or `kubeflow`.
 
-    An empty target, in files of old versions, means Compute Engine's list.
+    The target can be empty in files of old versions. It then means Compute Engine's list price.
     """
     return BILLED_BY.get(target, BILLED_BY[KUBEFLOW])
 
 
 @dataclasses.dataclass(frozen=True)
 class Citation:
-    """Source of a value, and its date, which is only a year if the day is unknown."""
+    """The source of a value, and the date of the source, which is only a year if the day is unknown."""
 
     text: str
     date: str
@@ -185,12 +185,12 @@ class Slice:
         date: Date of the source.
         libtpu_topology: Name of the slice for the TPU compiler. Empty for GPUs.
         accelerator_type: `TPU_V2`, `TPU_V3` or, for example, `NVIDIA_L4`. Empty for generations with a topology.
-        accelerator_count: Number of TPU cores or GPUs, or 0 without an `accelerator_type`.
+        accelerator_count: Number of TPU cores or GPUs, or 0 if `accelerator_type` is empty.
         tpu_topology: Chips along each axis (`2x4`). Empty for generations with an accelerator type.
         chips_per_host_bounds: A host's part of the topology, for the TPU compiler. None means the compiler's default.
         host: CPUs and memory of each host, or None if not published.
         prices: Compute Engine's list prices of the whole slice.
-        targets: Platforms that train on it; by default those of its generation.
+        targets: Platforms that train on the slice. The default is the platforms of its generation.
     """
 
     name: str
@@ -212,10 +212,9 @@ class Slice:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the slice.
+        """All names of the slice. The first is the short name.
 
-        A slice has a short name. A TPU slice also has the TPU compiler's name and its generation with topology
-        (`v5e:4x4`).
+        For a TPU slice, the other names are the TPU compiler's name, and the generation with the topology (`v5e:4x4`).
         """
         topology = self.libtpu_topology
         return (self.name, *((topology, f"{self.generation.name}:{topology.partition(':')[2]}") if topology else ()))
@@ -248,7 +247,7 @@ class Slice:
         Args:
             region: Region of the price. Empty means the cheapest region for training.
             spot: Whether to return the price of a spot machine.
-            target: Platform that trains. Kubeflow costs Compute Engine's list price, and Vertex AI costs more.
+            target: Platform that trains. `kubeflow` costs Compute Engine's list price, and `vertex` costs more.
 
         Example:
             >>> machine = load_catalogue().find("v5e-8")
@@ -280,7 +279,7 @@ class Slice:
         """Check that this slice supports a backend: `tensorflow`, `jax`, or `auto`, which chooses a supported one.
 
         Raises:
-            InputError: If the slice does not support it. The message lists the nearest slices that do.
+            InputError: If the slice does not support the backend. The message lists the nearest slices that support it.
         """
         if backend == "tensorflow" and not self.generation.supports_tensorflow:
             able = [entry for entry in load_catalogue().slices if entry.generation.supports_tensorflow]
@@ -294,13 +293,13 @@ class Slice:
         """Check that a platform offers this slice for training.
 
         Raises:
-            InputError: If the platform does not offer it. The message lists the platform's nearest slices.
+            InputError: If the platform does not offer the slice. The message lists the platform's nearest slices.
         """
         if target not in self.targets:
             there = [entry for entry in load_catalogue().slices if target in entry.targets and not entry.is_gpu]
             raise InputError(
                 f"{_PLATFORMS[target]} does not offer {self.name}, {self.machine_type} ({_OFFERS[target]}). Use "
-                f"the platform {self.targets[0]}, or a machine of {_PLATFORMS[target]}; nearest: "
+                f"the platform {self.targets[0]}, or one of the nearest machines of {_PLATFORMS[target]}: "
                 f"{_nearest(there, self.chips)}."
             )
 
@@ -317,10 +316,10 @@ class Catalogue:
     slices: tuple[Slice, ...]
 
     def find(self, name: str) -> Slice:
-        """Return the slice with a short name, Cloud TPU's name (`v5litepod-8`) or the TPU compiler's (`v5e:4x4`).
+        """Return the slice with a short name, Cloud TPU's name (`v5litepod-8`) or a name with a topology (`v5e:4x4`).
 
         Raises:
-            InputError: If no slice has the name, or several have it. The message lists the nearest slices.
+            InputError: If no slice has the name, or several slices have it. The message lists the nearest slices.
 
         Example:
             >>> load_catalogue().find("v5e-8").machine_type
@@ -372,7 +371,7 @@ def _as_tuple(value: Any) -> Any:
 def _read_prices(rows: Iterable[Mapping[str, Any]], entry: Slice) -> Iterator[Price]:
     """Yield the prices of a slice.
 
-    The rows of the price list are per slice, or per chip of a generation.
+    A row of the price list contains the price of a slice, or of one chip of a generation.
     """
     for row in rows:
         is_own = row.get("slice") == entry.name
@@ -390,7 +389,7 @@ def _how(spot: bool) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class PaidMachine:
-    """Machine, and the settings that determine the cost of a training run on it.
+    """A machine, and the settings that determine the cost of a training run on the machine.
 
     Attributes:
         machine: Short name of a machine, from `tpu-pipelines machines`.
@@ -563,14 +562,12 @@ class MachineSpec:
 
     @property
     def paid(self) -> PaidMachine:
-        """This machine with the price of Vertex AI, or of GKE if only GKE offers it."""
+        """This machine with the price of Vertex AI, or of GKE if Vertex AI does not offer the machine."""
         target = self.slice.targets[0]
         return PaidMachine(self.name, self.region, self.spot, target, timeout_seconds=self.timeout_seconds)
 
     def choose_accelerator(self, requested: str, field: str) -> str:
-        """Return the accelerator of a step on this machine.
-
-        For `auto`, it is the machine's accelerator, otherwise the requested one.
+        """Return the accelerator of a step on this machine: the requested accelerator or, for `auto`, the machine's.
 
         Args:
             requested: `auto`, `cpu`, `gpu` or `tpu`.
@@ -596,7 +593,8 @@ class MachineSpec:
             field: Name of the setting or input in the error message.
 
         Raises:
-            InputError: If it uses fewer devices, which are paid for all the same, or more.
+            InputError: If the step would use more or fewer devices than the machine has. Unused devices would be paid
+                for.
         """
         devices = self.slice.devices
         if accelerator != "cpu" and num_replicas not in (0, devices):
@@ -657,9 +655,9 @@ def parse_machine(value: str | Mapping[str, Any], backend: str = "auto", where: 
 
 
 def _with_fallbacks(value: Any, where: str) -> dict[str, Any]:
-    """Return a machine as a mapping.
+    """Convert a machine, a short name or a mapping, to a mapping.
 
-    Its fallbacks become mappings, too, and inherit each field that they do not set.
+    Its fallbacks become mappings, too. They inherit the fields that they do not set, except `_OWN_FIELDS`.
     """
     if isinstance(value, str):
         return {"name": value}
@@ -683,7 +681,7 @@ def _names(slices: Iterable[Slice]) -> str:
 
 
 def _nearest(slices: Iterable[Slice], chips: int) -> str:
-    """Return the names of the slice with about `chips` chips of each generation, as a text."""
+    """Return, for each generation, the name of the slice whose number of chips is closest to `chips`, as one text."""
     generations: defaultdict[str, list[Slice]] = defaultdict(list)
     for entry in slices:
         generations[entry.generation.name].append(entry)
@@ -716,7 +714,7 @@ def _explain_unknown(catalogue: Catalogue, name: str, plain: str) -> str:
 
 
 def _explain_mismatch(wanted: Mapping[str, Any]) -> str:
-    """Return an error message for fields of Vertex AI's machine spec that no slice has.
+    """Return an error message for a combination of Vertex AI's machine fields that no slice has.
 
     The message lists the nearest slices.
     """

@@ -1,1 +1,1 @@
-"""Metrics: their names and estimates, confidence intervals, and the comparison of two models."""
+"""Metrics of models: names, estimates, confidence intervals, and the comparison of two models."""

@@ -42,10 +42,10 @@ def _confidence(probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def calibration_error(hit: np.ndarray, probabilities: np.ndarray, members: Any) -> Estimate:
     """Estimate the calibration error: the mean over the examples of the distance between confidence and accuracy.
 
-    Confidence and accuracy are those of the example's bin.
+    The confidence and accuracy of an example are the means of its bin; see `calibration_bins`.
 
     Args:
-        hit: bool[examples]: correct predictions.
+        hit: bool[examples]: whether each prediction is correct.
         probabilities: float[examples, classes].
         members: Examples of every group, a result of `members_of`, or None if all examples are independent.
     """

@@ -13,7 +13,9 @@ _FEW = 5  # Fewer examples of a class do not suffice to estimate the variance wi
 
 
 class ClassCounts(NamedTuple):
-    """Counts of 0 or 1 by example and class or label, float64[examples, classes]. They are sparse for classes.
+    """Matrices of 0 and 1 for every example and class (or label), float64[examples, classes].
+
+    They are sparse for classes, and dense for labels.
 
     Attributes:
         right: 1 for a correct prediction.
@@ -27,7 +29,10 @@ class ClassCounts(NamedTuple):
 
 
 def count_classes(labels: np.ndarray, probabilities: np.ndarray) -> ClassCounts:
-    """Count the true classes, int[examples], and the most probable classes of float[examples, classes]."""
+    """Return the true classes `labels`, int[examples], and the most probable classes as `ClassCounts`.
+
+    `probabilities` is float[examples, classes].
+    """
     places = np.arange(len(labels))
     shape = probabilities.shape
     true, predicted = (
@@ -38,7 +43,7 @@ def count_classes(labels: np.ndarray, probabilities: np.ndarray) -> ClassCounts:
 
 
 def count_labels(labels: np.ndarray, probabilities: np.ndarray) -> ClassCounts:
-    """Count the true labels and the predicted labels of two float[examples, labels]."""
+    """Return the true labels and the predicted labels as `ClassCounts`. Both arguments are float[examples, labels]."""
     true = np.where(labels > 0, 1.0, 0.0)
     predicted = np.where(probabilities > THRESHOLD, 1.0, 0.0)
     return ClassCounts(true * predicted, true, predicted)
@@ -92,11 +97,11 @@ def _mean_over_classes(
 
 
 def _centers(right: np.ndarray, counts: np.ndarray, decide: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return two float64[classes]: the center that deviations are measured from, and the weight of a deviation.
+    """Return the center that deviations are measured from, and the weight of a deviation: two float64[classes].
 
-    The center is the share of the class, `right / counts`. For few examples, the center is the share of all classes.
-    The variance of few examples around their own share is far too small, and it is 0 for one example. The variance
-    around another number is never too small.
+    The center is the share of the class, `right / counts`. For a class with few examples, the center is the share of
+    all classes together: the variance of few examples around their own share is far too small, and 0 for one example,
+    but the variance around another number is never too small.
 
     Args:
         right: float64[classes]: sum of the parts, for example of hits.
@@ -150,9 +155,9 @@ def mean_area(positive: np.ndarray, scores: np.ndarray, members: Any = None) -> 
 
 
 def _rights(positive: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """Return the share of the opposite class that is ranked on the correct side, float64[examples].
+    """Return, for each example, the share of the opposite class that is ranked on the correct side, float64[examples].
 
-    A tie counts as one half.
+    The correct side is below a positive example, and above a negative example. A tie counts as one half.
     """
     _, places, true, false = count_scores(positive, scores)
     above_false = (false.cumsum() - false / 2) / false.sum()

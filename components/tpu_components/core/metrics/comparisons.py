@@ -1,10 +1,10 @@
 """Comparison of the metrics of two models, the challenger and the champion, on the same examples.
 
-Both models predict the same examples, so the influence of an example on the difference of their metrics is the
-difference of its influences on the metrics, see `estimates`.
+Because the examples are the same, the influence of an example on the difference of two metrics is the difference of
+its influences on the two metrics; see `estimates`.
 
 A model that is no better may score higher by chance. A difference is therefore reported with its one-sided lower
-confidence bound, and with the smallest true difference that as many examples detect with a power of 80%.
+confidence bound, and with the smallest true difference that this number of examples detects with a power of 80%.
 """
 
 import dataclasses
@@ -28,14 +28,14 @@ class Difference:
     """Difference between a model and the champion in one metric on the same examples, with confidence bounds.
 
     Attributes:
-        advantage: Difference by which the model is better; negative if it is worse.
+        advantage: Difference by which the model is better than the champion. Negative if the model is worse.
         least: Lower confidence bound of the true difference, at the gate's confidence, or None if there are too few
             examples.
         most: Upper confidence bound of the true difference, at the same confidence, or None if there are too few
             examples.
-        luck: One-sided p-value: the probability of such an advantage, or a larger one, if the model is no better.
-        detectable: True difference that a test with these examples would detect with a power of 80%, or None if there
-            are too few examples.
+        luck: One-sided p-value: the probability of this advantage, or a larger one, if the model is no better.
+        detectable: Smallest true difference that a test with these examples would detect with a power of 80%, or None
+            if there are too few examples.
         num_better: Number of examples that only the model predicts correctly, or None if the metric is not a share of
             correct predictions.
         num_worse: Number of examples that only the champion predicts correctly, or None if `num_better` is None.
@@ -74,7 +74,7 @@ def compare_metrics(challenger: ModelMetrics, champion: ModelMetrics, confidence
 
 
 def compare(challenger: Estimate, champion: Estimate, sign: int, confidence: float) -> Difference | None:
-    """Compare a metric of two models on the same examples, or None if there are too few examples.
+    """Return the difference of a metric between two models on the same examples, or None for too few examples.
 
     Args:
         challenger: Metric of the model.
@@ -108,10 +108,10 @@ def compare(challenger: Estimate, champion: Estimate, sign: int, confidence: flo
 
 
 def compare_shares(num_better: int, num_worse: int, num_examples: int, confidence: float) -> Difference:
-    """Return the difference of two models' shares of correct predictions.
+    """Return the difference between two models' shares of correct predictions.
 
-    The bounds come from exact tests, given the likeliest share of examples on which both models are right or both wrong
-    (Lloyd, Australian & New Zealand Journal of Statistics 50, 2008). `luck` is McNemar's exact p-value.
+    The bounds come from exact tests that assume the likeliest share of examples on which both models are right or both
+    are wrong (Lloyd, Australian & New Zealand Journal of Statistics 50, 2008). `luck` is McNemar's exact p-value.
 
     Args:
         num_better: Number of examples that only the challenger predicts correctly.
@@ -142,7 +142,7 @@ def _compare_means(
         confidence: See `EvaluateParams`.
         slack: Distance of the bounds from `advantage` if all influences are equal, so that the standard error is 0.
             Otherwise, it is combined with the distance that follows from the standard error.
-        bias: Expected value of the difference on this number of examples, minus that on many examples.
+        bias: Expected value of the difference on this number of examples, minus its expected value on many examples.
     """
     error, freedom = standard_error(influences)
     if error:
@@ -200,9 +200,9 @@ def find_chance(better: int, worse: int, n: int, difference: float) -> float:
 
 
 def _detectable_share(differ: int, num_examples: int, quantile: float) -> float:
-    """Return the smallest difference of two shares that McNemar's test detects with the probability `_POWER`.
+    """Return the smallest difference between two shares that McNemar's test detects with a probability of 80%.
 
-    It is computed with the normal approximation (Connor, Biometrics 43, 1987) with a continuity correction.
+    The difference is computed by the normal approximation (Connor, Biometrics 43, 1987) with a continuity correction.
 
     Args:
         differ: Number of examples that only one of the two models predicts correctly.

@@ -1,6 +1,6 @@
 """Table of all metrics: name, direction (which values are better), and the function that estimates the metric.
 
-Gate, report, command line and comparisons use this table. Importing it loads no library but NumPy.
+Gate, report, command line and comparisons use this table. Importing it loads no other library than NumPy.
 """
 
 import dataclasses
@@ -93,7 +93,7 @@ class ScoredClasses(ScoredExamples):
 
 
 class ScoredLabels(ScoredExamples):
-    """True labels, any number for an example, and the predicted probability of every label."""
+    """True labels, of which an example can have any number, and the predicted probability of every label."""
 
     @functools.cached_property
     def counts(self) -> ClassCounts:
@@ -155,11 +155,12 @@ class Metric:
         name: Name in evaluation.json, in thresholds and in registries.
         label: Name in reports; `{top_k}` is replaced by the number of classes of top-k accuracy.
         direction: Whether `HIGHER` or `LOWER` is better; equal for all tasks with a metric of this name.
-        estimate: Estimates the metric from the `ScoredExamples` of the task, or None if the metric is undefined.
+        estimate: Function that estimates the metric from the `ScoredExamples` of the task. It returns None if the
+            metric is undefined.
         most: Largest possible value.
-        is_share: Whether reports show it as a percentage.
-        is_headline: Whether reports show it at the top.
-        needs: Condition under which the metric is defined on a split. Empty if it always is.
+        is_share: Whether reports show the metric as a percentage.
+        is_headline: Whether reports show the metric at the top.
+        needs: Condition under which the metric is defined on a split. Empty if it is always defined.
     """
 
     task: str
@@ -320,10 +321,7 @@ BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
 
 
 def task_metrics(task: str) -> Mapping[str, Metric]:
-    """Return the metrics of a task by name.
-
-    The first is the metric that the gate compares.
-    """
+    """Return the metrics of a task by name. The first metric is the one that the gate compares."""
     return {metric.name: metric for metric in METRICS if metric.task == task}
 
 
@@ -338,7 +336,7 @@ Estimators = Mapping[str, Callable[[], Estimate | None]]
 def estimators(
     task: Task, targets: np.ndarray, outputs: np.ndarray, top_k: int = 1, groups: np.ndarray | None = None
 ) -> Estimators:
-    """Return a task's metrics by name, each as a function that returns its estimate or, if it is undefined, None.
+    """Return a task's metrics by name, each as a function that returns its estimate, or None if it is undefined.
 
     Args:
         task: The task.

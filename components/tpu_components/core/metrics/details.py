@@ -1,4 +1,4 @@
-"""Details of predictions beyond scalar metrics: metrics of every class, label or target, and curves."""
+"""Details of a model's predictions beyond scalar metrics: metrics of every class, label or target, and curves."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -32,12 +32,15 @@ _PER_TARGET = ("mean_absolute_error", "root_mean_squared_error", "median_absolut
 
 
 def describe(task: str, targets: np.ndarray, outputs: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-    """Return results that are not scalar metrics, as JSON values by name; see `compute_metrics` for the arguments."""
+    """Return the results that are not scalar metrics, as JSON values by name.
+
+    The arguments are those of `compute_metrics`; `names` are the names of the classes, labels or targets.
+    """
     return _DETAILS[task](targets, outputs, names)
 
 
 def _rows(names: Sequence[str], **columns: Any) -> list[dict[str, Any]]:
-    """Return a mapping for each name, with `name` and its value in every column."""
+    """Return a dict for each name: `name`, and the value that each column has for the name."""
     lists = [np.asarray(column, object).tolist() for column in columns.values()]
     return [dict(zip(("name", *columns), row, strict=True)) for row in zip(names, *lists, strict=True)]
 
@@ -79,8 +82,9 @@ def count_confusions(labels: np.ndarray, predicted: np.ndarray, num_classes: int
 
     Returns:
         For at most 100 classes, `confusion_matrix`: a list of rows, one for each true class. For more classes,
-        `confusions`, which leaves out the zeros: lists of class indices, `true` and `predicted`, and of the number of
-        examples, `count`, sorted by true and predicted class. They are never longer than the number of examples.
+        `confusions`, which leaves out the zeros: three lists, `true` and `predicted` (class indices) and `count`
+        (number of examples), sorted by true and predicted class. The lists are at most as long as the number of
+        examples.
 
     Example:
         >>> labels, predicted = np.array([0, 0, 1]), np.array([0, 1, 1])
@@ -100,9 +104,10 @@ def count_confusions(labels: np.ndarray, predicted: np.ndarray, num_classes: int
 
 
 def list_confusions(figures: Mapping[str, Any]) -> list[tuple[int, int, int]]:
-    """Return (true class, predicted class, count) of the pairs that occur, from the details of a classification.
+    """Return (true class, predicted class, count) of all pairs that occur, from the details of a classification.
 
-    Earlier versions wrote `confusion_matrix` for any number of classes.
+    Both `confusions` and `confusion_matrix` are read, because earlier versions wrote `confusion_matrix` for any number
+    of classes.
     """
     if "confusions" in figures:
         columns = (figures["confusions"][name] for name in ("true", "predicted", "count"))
@@ -113,11 +118,10 @@ def list_confusions(figures: Mapping[str, Any]) -> list[tuple[int, int, int]]:
 
 
 def _roc_points(positive: np.ndarray, scores: np.ndarray) -> list[dict[str, float]]:
-    """Return at most 200 points of the ROC curve, by falling threshold. The last point is (1, 1).
+    """Return at most 200 points of the ROC curve, sorted from the highest threshold to the lowest.
 
-    Return [] if there is only one class.
-
-    A point contains the true and false positive rates when a score of at least `threshold` counts as positive.
+    A point contains the true and false positive rates if a score of at least `threshold` counts as positive. The last
+    point is (1, 1). Return [] if all examples have the same class.
     """
     if positive.all() or not positive.any():
         return []
@@ -166,10 +170,14 @@ _DETAILS: Mapping[str, Callable[[np.ndarray, np.ndarray, Sequence[str]], dict[st
 
 
 def macro_notes(details: Mapping[str, Any]) -> dict[str, str]:
-    """Return notes on macro-averaged metrics about classes without examples, by metric, or {} if all have examples."""
+    """Return a note about classes without examples for each macro-averaged metric, by the name of the metric.
+
+    Return {} if all classes have examples.
+    """
     absent = details.get("num_absent_classes", 0)
     present = [item for item in details["per_class"] if item["support"]] if absent else []
-    text = f"{absent:,} of {len(present) + absent:,} classes have no examples and count 0; the mean of the others is"
+    total = len(present) + absent
+    text = f"{absent:,} of {total:,} classes have no examples and count as 0; the mean of the other classes is"
     return {
         f"macro_{name}": f"{text} {show(float(np.mean([item[name] for item in present])))}"
         for name in ("precision", "recall", "f1")

@@ -30,17 +30,18 @@ class Estimate:
         value: Value of the metric.
         influence: float64[examples]: influence of every example, or group of examples, on the metric. The mean is 0,
             except for classes with few examples, see `class_means`.
-        hits: bool[examples]: correct predictions, if the metric is the share of correct predictions, or None for other
-            metrics.
+        hits: bool[examples]: whether each prediction is correct, if the metric is the share of correct predictions.
+            None for other metrics.
         support: Number of examples, or groups, that determine a metric between 0 and 1 that has no `hits`, or None for
             other metrics.
         correction: Factor by which the standard error is multiplied; above 1 for few examples.
         freedom: Upper limit of the degrees of freedom of the standard error.
-        bias: Expected value of the metric on many examples, minus that on this number of examples.
+        bias: Expected value of the metric on many examples, minus its expected value on this number of examples.
         smallest: Weight of the smallest class in a mean over classes, and the number of examples of that class.
         interval_method: Function that returns the interval for a confidence, if the metric has a special method,
             otherwise None.
-        num_independent: Number of independent examples that would give the same standard error, or None without groups.
+        num_independent: Number of independent examples that would give the same standard error, or None if the examples
+            are not grouped.
     """
 
     value: float
@@ -58,8 +59,8 @@ class Estimate:
 def standard_error(influence: np.ndarray) -> tuple[float, float]:
     """Return the standard error of a metric from the influences of the examples, and its degrees of freedom.
 
-    The degrees of freedom are n / (kurtosis - 1), half of those by Satterthwaite's rule: about k if only k examples
-    have an influence. Both results are 0 if no example has an influence, and for a single example.
+    The degrees of freedom are n / (kurtosis - 1), half as many as by Satterthwaite's rule. They are about k if only k
+    examples have an influence. Both results are 0 if no example has an influence, and for a single example.
     """
     num_examples = len(influence)
     squares = np.square(influence)
@@ -97,22 +98,22 @@ def by_group(estimate: Estimate, members: Any) -> Estimate:
 
 
 def count_deciding(present: Any, members: Any) -> Any:
-    """Return the number of examples with a true value in `present`, bool[examples, classes], for each class.
+    """Count, for each class, the examples with a true value in `present`, bool[examples, classes].
 
-    With `members`, a result of `members_of`, return the number of groups that contain such an example. The result is
-    float64[classes].
+    If `members` is a result of `members_of`, and not None, count the groups that contain at least one of these
+    examples. The result is float64[classes].
     """
     return present.sum(axis=0) if members is None else (members @ present > 0).sum(axis=0)
 
 
 def mean(values: np.ndarray) -> Estimate:
-    """Estimate the mean of float[examples]."""
+    """Estimate the mean of `values`, float[examples]."""
     value = float(values.mean(dtype=np.float64)) + 0.0  # No "-0.0".
     return Estimate(value, values - value)
 
 
 def share_of(hits: np.ndarray) -> Estimate:
-    """Estimate the share of correct predictions."""
+    """Estimate the share of correct predictions from `hits`, bool[examples]."""
     return dataclasses.replace(mean(hits), hits=hits)
 
 
@@ -143,14 +144,14 @@ def r_squared(targets: np.ndarray, values: np.ndarray) -> Estimate | None:
 
 
 def root_mean(squares: np.ndarray) -> Estimate:
-    """Estimate the square root of the mean over examples, averaged over the targets."""
+    """Estimate the square root of the mean of `squares` over the examples, averaged over the targets."""
     roots = np.sqrt(squares.mean(axis=0))
     shifts = (squares - squares.mean(axis=0)) / np.where(roots > 0, 2 * roots, 1)
     return Estimate(float(roots.mean()), shifts.mean(axis=1))
 
 
 def median(values: np.ndarray) -> Estimate:
-    """Estimate the median over examples, averaged over the targets.
+    """Estimate the median of `values` over the examples, averaged over the targets.
 
     An example shifts a median up or down by half the distance between adjacent values. This distance is measured
     between the ends of the median's 99% interval (Woodruff, Journal of the American Statistical Association 47, 1952).

@@ -14,10 +14,10 @@ _ANY_CONFIDENCE = 0.8  # Whether there is an interval does not depend on the con
 def find_interval(estimate: Estimate, confidence: float) -> tuple[float, float] | None:
     """Return the two-sided confidence interval of a metric, or None if there are too few examples.
 
-    A share of correct predictions has the exact interval (Clopper and Pearson, 1934). Other metrics from 0 to 1 use it
-    with the effective number of examples (Korn and Graubard, Survey Methodology 24, 1998), and need at least ten
-    examples. Unbounded metrics use Student's t. A metric with a special method (`Estimate.interval_method`) uses this
-    method.
+    A share of correct predictions has the exact interval (Clopper and Pearson, 1934). Other metrics from 0 to 1 need at
+    least ten examples, and have the same interval for their effective number of examples (Korn and Graubard, Survey
+    Methodology 24, 1998). Unbounded metrics have the interval of Student's t. A metric with a special method
+    (`Estimate.interval_method`) uses this method.
     """
     if confidence == 0:
         return estimate.value, estimate.value
@@ -53,7 +53,7 @@ def _share_interval(share: float, number: float, confidence: float) -> tuple[flo
 def find_probability(estimate: Estimate, bound: float) -> float | None:
     """Return the one-sided p-value of a metric against a bound, or None if there are too few examples.
 
-    This is the smallest error rate for which the one-sided confidence limit excludes the bound.
+    The p-value is the smallest error rate for which the one-sided confidence limit excludes the bound.
     """
     side = int(estimate.value < bound)
     if find_interval(estimate, _ANY_CONFIDENCE) is None:
@@ -67,7 +67,11 @@ def find_probability(estimate: Estimate, bound: float) -> float | None:
 
 
 def bisect(holds: Callable[[float], bool], low: float, high: float, halvings: int = 30) -> tuple[float, float]:
-    """Bisect an interval. Return its ends (low, high): the condition is true at `high` and false at `low`."""
+    """Find, by bisection, where a condition becomes true between `low` and `high`.
+
+    The condition is assumed to be false at `low` and true at `high`. Return the ends (low, high) of the remaining
+    interval, which is shorter by a factor of 2 ** `halvings`.
+    """
     for _ in range(halvings):
         middle = (low + high) / 2
         low, high = (low, middle) if holds(middle) else (middle, high)

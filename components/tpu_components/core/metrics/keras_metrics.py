@@ -1,6 +1,6 @@
-"""Additional Keras metrics of a model: those of `TrainParams.metrics` and those that come with the model.
+"""Additional Keras metrics of a model, which `TrainParams.metrics` names or which come with the model.
 
-They are saved in `architecture.json`, so that evaluation computes the same metrics as training.
+These metrics are saved in `architecture.json`, so that evaluation computes the same metrics as training.
 """
 
 import functools
@@ -29,12 +29,14 @@ def set_measured(model: Any, metrics: Sequence[Any]) -> None:
 
 
 def direction_of(metric: Any) -> int:
-    """Return which values of a Keras metric are better: `HIGHER`, `LOWER`, or `NEITHER` if unknown."""
+    """Return `HIGHER` or `LOWER`, whichever is better for a Keras metric, or `NEITHER` if unknown."""
     return {"up": HIGHER, "down": LOWER}.get(getattr(metric, "_direction", ""), NEITHER)
 
 
 def adapt(metric: Any, interface: Interface, has_one_output: bool) -> Any:
-    """Make a metric of a model convert the targets of a data set (see `convert_targets`), and return the metric.
+    """Change a Keras metric so that it converts the targets of a data set, and return the metric.
+
+    The conversion is that of `convert_targets`.
 
     Args:
         metric: The Keras metric.
@@ -53,7 +55,7 @@ def adapt(metric: Any, interface: Interface, has_one_output: bool) -> Any:
 
     def try_on(targets: np.ndarray, outputs: np.ndarray) -> str:
         try:
-            return "its result is not one number" if np.ndim(result(targets, outputs)) else ""
+            return "its result is not a single number" if np.ndim(result(targets, outputs)) else ""
         except Exception as error:  # Keras and a user's metric may raise anything.
             return describe(error)
 
@@ -77,20 +79,20 @@ def convert_targets(
 ) -> Callable[..., Any]:
     """Wrap a loss or metric so that it gets targets in the form that it expects: class numbers or one-hot vectors.
 
-    For a user's model with one output, the function gets the same as in Keras: targets of 0 and 1, and the probability
-    of the second class, both [batch, 1]. So `Precision` is the precision for the second class. A loss or metric for
-    several classes cannot judge a single output, so it gets the probabilities of both classes.
+    For a user's model with one output, the function gets the same values as in Keras: targets of 0 and 1, and the
+    probability of the second class, both [batch, 1]. So `Precision` is the precision for the second class. A loss or
+    metric for several classes cannot judge a single output, so it gets the probabilities of both classes.
 
     Args:
         function: Function of targets, outputs and, for a metric, weights.
-        try_on: Function that returns why `function` cannot be used with some targets and outputs, or an empty string if
-            it can.
+        try_on: Function of targets and outputs that returns why `function` cannot be called with them, or an empty
+            string if it can.
         what: Name of the function, for errors.
         interface: Input and output of the model.
         is_softened: Whether label smoothing or mixup turns class numbers into a probability for each class.
-        tells_apart: For a model with one output, a function that gets targets of 0 and 1, right and wrong probabilities
-            of the second class, all float32[examples, 1], and returns whether the results of `function` differ between
-            the right and the wrong ones. None for other models.
+        tells_apart: For a model with one output, a function that gets targets of 0 and 1, right probabilities of the
+            second class and wrong probabilities, all float32[examples, 1]. It returns whether the result of `function`
+            for the right probabilities differs from the result for the wrong ones. None for other models.
 
     Returns:
         A function of the same arguments that accepts targets in either form.
@@ -113,10 +115,10 @@ def convert_targets(
     problem = try_on((labels[:, None] == np.arange(num_classes)).astype(np.float32), outputs)
     takes_numbers = bool(problem) and not try_on(labels.astype(np.int32), outputs)
     if takes_numbers:
-        others = f"data.task={interface.task_name} has a number for each class"
+        others = f"data.task={interface.task_name} has a target for each class"
         if has_numbers:
-            others = "label_smoothing and mixup_alpha give a number for each class"
-        problem = "" if has_numbers and not is_softened else f"it expects the number of a class; {others}"
+            others = "label_smoothing and mixup_alpha produce a probability for each class"
+        problem = "" if has_numbers and not is_softened else f"it expects the number of a class as target, but {others}"
     if problem:
         raise InputError(
             f"{what} does not fit the data, {interface.task_name} with outputs of shape {interface.output_shape}: "

@@ -29,8 +29,8 @@ class GroundTruth:
         targets: Targets of the examples, each shaped as `Interface.target_shape` says.
         names: Names of the classes, labels or targets.
         groups: Group of each example: int[examples], or None if all are independent.
-        properties: Properties of all examples, by name: those of `load_slices`; for texts also `length`, int[examples],
-            the number of tokens that a model reads.
+        properties: Properties of all examples, by name, as `load_slices` returns them. Texts also have `length`,
+            int[examples]: the number of tokens that a model reads.
     """
 
     task: Task
@@ -40,7 +40,7 @@ class GroundTruth:
     properties: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     def select(self, rows: np.ndarray) -> Self:
-        """Return the examples at given indices."""
+        """Return only the examples at the indices `rows`."""
         return dataclasses.replace(
             self,
             targets=self.targets[rows],
@@ -59,7 +59,7 @@ class ModelMetrics:
 
     Attributes:
         task: Name of the task.
-        num_examples: Number of scored examples; for a language model, of passages.
+        num_examples: Number of scored examples or, for a language model, of scored passages.
         estimates: The metrics of the task that are defined, by name.
         details: Results that are not scalar metrics, as JSON values by name; see `details`.
         directions: For each additional metric among the estimates: 1 if higher is better, -1 if lower is better.
@@ -83,7 +83,7 @@ class ModelMetrics:
         return {name: interval for name, interval in intervals.items() if interval}
 
     def sign_of(self, name: str) -> int:
-        """Return `HIGHER` or `LOWER`, whichever is better for a metric, or `NEITHER` if that is unknown."""
+        """Return `HIGHER` or `LOWER`, whichever is better for a metric, or `NEITHER` if unknown."""
         return self.directions.get(name) or direction(name)
 
     def as_dict(self) -> dict[str, Any]:
@@ -101,8 +101,8 @@ def compute_metrics(
         truth: At least one example.
         outputs: Finite predictions for these examples, each shaped as `Interface.output_shape` says; for a language
             model, results of `score_passages`.
-        top_k: Number of most probable classes for `top_k_accuracy`; lowered to num_classes - 1, because all classes
-            always contain the true one.
+        top_k: Number of most probable classes for `top_k_accuracy`. It is at most num_classes - 1, because the true
+            class is always among all classes.
         further: Further Keras metrics; see `keras_metrics.adapt`.
 
     Raises:

@@ -1,8 +1,9 @@
-"""Bundles: a user's model as one file with its code and data files, so that it can run on another machine.
+"""Bundles: a user's model packed into one file with its code and data, so that the model can run on another machine.
 
-A bundle is a zip archive. It contains the modules that the model's file imports and the data files that these modules
-name, but not the standard library, installed libraries and this project. A bundle's reference is its path,
-`ROOT/SHA256/NAME.zip`, or NAME.keras for a model saved by Keras. Before a bundle is opened, its digest is verified.
+A bundle is a zip archive, or the `.keras` file of a model that Keras saved. The archive contains the model's file, the
+modules that this file imports, and the data files that these modules name. It does not contain the standard library,
+installed libraries or this project. A bundle's reference is its path, `ROOT/SHA256/NAME.zip` or
+`ROOT/SHA256/NAME.keras`. The digest of a bundle is verified before the bundle is opened.
 """
 
 import atexit
@@ -41,10 +42,10 @@ USER_MODULE = "user_model"  # Module name of the model's own file.
 
 @dataclasses.dataclass(frozen=True)
 class Bundle:
-    """A model's code as the content of one file.
+    """A user's model, packed into one file.
 
     Attributes:
-        name: Name of the file.
+        name: Name of the file, `NAME.zip` or `NAME.keras`.
         content: Bytes of the file.
     """
 
@@ -57,12 +58,12 @@ class Bundle:
         return hashlib.sha256(self.content).hexdigest()
 
     def reference(self, root: str) -> str:
-        """Return the bundle's path below the folder `root`."""
+        """Return the bundle's reference, its path `ROOT/SHA256/NAME` in the folder `root`."""
         return f"{root.rstrip('/')}/{self.digest}/{self.name}"
 
 
 def is_reference(name: str) -> bool:
-    """Return whether a model's name refers to a bundle of code, as `Bundle.reference` returns it."""
+    """Return whether a model's name is the path of a bundle, in the form that `Bundle.reference` returns."""
     return _REFERENCE.fullmatch(name) is not None
 
 
@@ -71,7 +72,7 @@ def pack(model: str, files: Mapping[str, Path]) -> Bundle:
 
     Args:
         model: A `.py` or `.keras` file, or `module:function`.
-        files: The model's files, as {name relative to the folder of the model's modules: path}.
+        files: Files to pack, as {name relative to the folder of the model's modules: path}.
 
     Raises:
         InputError: If a file is outside the folder of the modules or contains credentials, or the files are too large.
@@ -96,7 +97,7 @@ def pack(model: str, files: Mapping[str, Path]) -> Bundle:
 
 
 def _check_may_travel(model: str, files: Mapping[str, Path]) -> None:
-    """Raise InputError for files that are too large or contain credentials."""
+    """Raise InputError if the files are too large together, or one of them contains credentials."""
     sizes = {name: path.stat().st_size for name, path in files.items()}
     largest = max(sizes, key=sizes.__getitem__)
     if (total := sum(sizes.values())) > _MOST_BYTES:
@@ -109,13 +110,13 @@ def _check_may_travel(model: str, files: Mapping[str, Path]) -> None:
         if sizes[name] <= _MOST_CREDENTIAL_BYTES and _opens_an_account(path.read_bytes()):
             raise InputError(
                 f"Cannot bundle the model {model!r} for other machines: its code uses {name!r}, which contains "
-                "credentials that everybody who can read the bucket could use. Remove the file from the code: on a "
-                "platform, the step signs in with its service account."
+                "credentials. Everybody who can read the bundle could use them. Remove the file from the code: on a "
+                "platform, the step authenticates with its service account."
             )
 
 
 def _opens_an_account(content: bytes) -> bool:
-    """Return whether a file contains a private key in PEM, or JSON with a `private_key` or Google credentials."""
+    """Return whether a file contains a PEM private key, JSON with a `private_key`, or Google credentials in JSON."""
     if _PRIVATE_KEY.search(content):
         return True
     try:
@@ -126,7 +127,7 @@ def _opens_an_account(content: bytes) -> bool:
 
 
 def data_files(bundle: Bundle) -> dict[str, int]:
-    """Return the sizes in bytes of the data files in a bundle, by name."""
+    """Return the data files of a bundle (all files except Python files), as {name: size in bytes}."""
     if bundle.name.endswith(".keras"):
         return {}
     with zipfile.ZipFile(io.BytesIO(bundle.content)) as zipped:
@@ -138,11 +139,11 @@ def data_files(bundle: Bundle) -> dict[str, int]:
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """A bundle that is extracted on this machine.
+    """A bundle that has been extracted to a local folder.
 
     Attributes:
         folder: Folder of the extracted files.
-        model: Name to pass to `build_model` inside a block of `importing_from`.
+        model: Name of the model, to pass to `build_model` within a `with importing_from(...)` block.
     """
 
     folder: Path
@@ -150,13 +151,13 @@ class Opened:
 
     @property
     def files(self) -> dict[str, Path]:
-        """All files, as {name relative to the folder: path}."""
+        """All files of the bundle, as {name relative to `folder`: path}."""
         paths = (path for path in sorted(self.folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)
         return {path.relative_to(self.folder).as_posix(): path for path in paths}
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Dotted names of the bundle's modules, without the model's own file."""
+        """Dotted names of all modules in the bundle except the model's own file."""
         names = [name.removesuffix(".py").removesuffix("/__init__") for name in self.files if name.endswith(".py")]
         own = Path(self.model).stem if self.model.endswith(".py") else ""
         return tuple(name.replace("/", ".") for name in names if name != own)
@@ -164,10 +165,10 @@ class Opened:
 
 @functools.cache
 def fetch(reference: str) -> Opened:
-    """Open a bundle by its reference, in a bucket or on this machine.
+    """Read a bundle from its reference, a local path or a path in a bucket, then verify and extract it.
 
     Raises:
-        InputError: If the bundle is missing, or its digest is wrong.
+        InputError: If the reference is invalid, or the bundle is missing, is damaged or has the wrong digest.
     """
     match = _REFERENCE.fullmatch(reference)
     if match is None:
@@ -184,7 +185,7 @@ def open_bundle(content: bytes, digest: str, where: str) -> Opened:
     Args:
         content: Bytes of the bundle.
         digest: Expected SHA-256 of the content.
-        where: Path of the bundle, for its suffix and for error messages.
+        where: Path of the bundle. Its suffix tells the format, and error messages contain it.
 
     Raises:
         InputError: If the digest is wrong, or the bundle is damaged.
@@ -224,10 +225,10 @@ def _scratch() -> Path:
 
 @contextlib.contextmanager
 def importing_from(opened: Opened) -> Iterator[None]:
-    """Import the bundle's modules from its folder while the block runs, instead of other modules with the same names.
+    """Within the block, import a bundle's modules from its folder, even if other modules have the same names.
 
-    After the block, the modules that were imported before are restored. Other modules of the bundle stay imported,
-    because layers may import a module when they are called.
+    If modules with these names were imported before the block, they are restored after it. Otherwise the bundle's
+    modules stay imported, because layers may import a module when they are called.
     """
     names = (*opened.modules, "" if opened.model.endswith(".py") else opened.model.partition(":")[0])
     tops = {name.partition(".")[0] for name in names if name}
@@ -252,7 +253,7 @@ def importing_from(opened: Opened) -> Iterator[None]:
 
 
 def import_file(path: Path) -> ModuleType:
-    """Import a model's file as a module."""
+    """Import a model's `.py` file, and return the module."""
     spec = importlib.util.spec_from_file_location(USER_MODULE, path)
     assert spec is not None
     assert spec.loader is not None

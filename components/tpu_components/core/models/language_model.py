@@ -1,6 +1,7 @@
-"""A language model as a step function.
+"""Language models as step functions.
 
-A step takes one character and a state, and returns probabilities and the next state.
+A step takes the next character and the state of each text. It returns the probabilities of the character after it, and
+the new state.
 """
 
 from collections.abc import Callable
@@ -24,14 +25,14 @@ class StepModel:
     """
 
     def __init__(self, model: Any) -> None:
-        """Split a model into its layers.
+        """Check that a model can predict one character at a time, and prepare its layers.
 
         Args:
             model: A keras.Sequential of forward recurrent layers with `return_sequences`, and layers that treat each
                 position separately.
 
         Raises:
-            InputError: If the model has another layer, or is not a Sequential.
+            InputError: If the model is not a Sequential, has no recurrent layer, or has a layer of another type.
         """
         self._layers = model.layers if isinstance(model, keras.Sequential) else [model]
         self._sizes: list[int] = []
@@ -78,7 +79,7 @@ class StepModel:
         return values, ops.concatenate(after, axis=-1)
 
     def compiled(self) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-        """Return `step` compiled for NumPy arrays. It is compiled once for each batch size."""
+        """Return a compiled version of `step` for NumPy arrays. It is compiled once for each batch size."""
         step = jax.jit(self.step) if keras.backend.backend() == "jax" else tf.function(self.step)
 
         def run(tokens: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

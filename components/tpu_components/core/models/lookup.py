@@ -1,4 +1,4 @@
-"""Models by name: a registered name, a user's file or function, or a bundle."""
+"""Find and build models by name: a registered name, a user's file or function, or a bundle."""
 
 import ast
 import dataclasses
@@ -64,7 +64,7 @@ class Brought:
 
     Attributes:
         optimizer: Keras optimizer, or None if the model is not compiled.
-        loss: Loss as `keras.Model.compile` takes it, or None if the model has none.
+        loss: Loss in a form that `keras.Model.compile` accepts, or None if the model has none.
         metrics: Keras metrics.
         callbacks: Keras callbacks.
         has_step: Whether the model's class defines `train_step`.
@@ -78,7 +78,7 @@ class Brought:
 
 
 def brought_by(model: Any) -> Brought:
-    """Return the optimizer, loss, metrics and callbacks that come with a model from `build_model`."""
+    """Return the training settings that `build_model` attached to a model, or empty settings if there are none."""
     return vars(model).get(_BROUGHT, Brought())
 
 
@@ -162,7 +162,7 @@ def _find_module(module_name: str) -> str:
 
 
 def bundle_of(name: str) -> Bundle | None:
-    """Return a user's model as a bundle, or None for a model that is part of this project.
+    """Return a user's model as a bundle, or None if its code is part of this project or of installed libraries.
 
     Raises:
         InputError: If the model cannot be packed.
@@ -182,14 +182,14 @@ def bundle_of(name: str) -> Bundle | None:
 
 
 def source_files(name: str) -> list[Path]:
-    """Return the Python files of a user's model: its file, and the user's other files that it imports."""
+    """Return the Python files of a user's model and of the modules that it imports, without installed libraries."""
     if name in REGISTRY or name.endswith(".keras"):
         return []
     return sorted(path for path in model_code(name).files.values() if path.suffix == ".py")
 
 
 def model_code(name: str, parameters: Mapping[str, Any] | None = None) -> Code:
-    """Return the files that identify a model: its code, and the files that its code or a parameter names.
+    """Return the files that determine a model: its code, and the data files that its code or a parameter names.
 
     Args:
         name: A registered name, a `.py` or `.keras` file, or `module:function`.
@@ -226,7 +226,7 @@ def _module_code(module: str) -> Code:
 
 
 def _own_folders() -> tuple[Path, ...]:
-    """Return the folders on Python's import path with code of the user or of this project, without libraries."""
+    """Return the folders on Python's import path that contain code of the user or of this project."""
     folders = [Path(folder).resolve() for folder in (*sys.path, os.getcwd())]
     return (*(folder for folder in folders if folder.is_dir() and not is_installed(folder)), *ROOTS)
 
@@ -248,7 +248,7 @@ def _texts(value: Any) -> Iterator[str]:
 def _builder(name: str) -> tuple[Callable[..., Any], Mapping[str, Any]]:
     """Return the function that builds a model, and the variables of its module.
 
-    A registered model has no variables.
+    The variables of a registered model are left out.
     """
     function = _BUILDER
     try:
@@ -293,9 +293,9 @@ def explain(error: Exception) -> str:
 
 
 def _place_of(error: Exception) -> str:
-    """Return the line of the user's code that raised an error, as ` (model.py, line 3)`.
+    """Return the last line of user code in an error's traceback, as ` (model.py, line 3)`.
 
-    Return an empty string for other code.
+    Return an empty string if the traceback contains no user code.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not is_installed(Path(frame.filename)) and frame.filename != __file__]
@@ -313,17 +313,17 @@ def build_model(
     Args:
         name: A registered name, a `.py` file with a function `build_model`, a `.keras` file, `module:function`, or the
             reference of a bundle.
-        interface: Required input and output.
-        parameters: Hyper-parameters, passed on by name.
+        interface: Input and output that the data set requires.
+        parameters: Hyper-parameters, passed to the function by name.
         warn: Function that is called with each warning, for example that a layer is added or that the input is not
             scaled.
 
     Returns:
-        A keras.Model, from dtype[batch, *input.shape] to float[batch, *output_shape]; see also `brought_by`. For a
-        regression, a final `Rescaling` layer converts standardised outputs to the targets' units. For classification
-        and multi-label data, a softmax or sigmoid is added to a model that returns logits. For two classes, a model may
-        return only the probability of the second class, float[batch, 1], as `Dense(1, activation="sigmoid")` does. The
-        probability of the first class is then added.
+        A keras.Model that maps dtype[batch, *input.shape] to float[batch, *output_shape]. `brought_by` returns the
+        training settings that come with the model. For a regression, an added `Rescaling` layer converts standardised
+        outputs to the targets' units. For classification and multi-label data, a softmax or sigmoid is added to a model
+        that returns logits. For two classes, a model may return only the probability of the second class,
+        float[batch, 1], as `Dense(1, activation="sigmoid")` does. The probability of the first class is then added.
 
     Raises:
         InputError: If the model cannot be imported, does not accept the parameters, has a `train_step` or
@@ -356,14 +356,14 @@ def fit_to_data(
     warn: Callable[[str], None] = lambda warning: None,
     module: Mapping[str, Any] = {},
 ) -> Any:
-    """Check that a model fits a data set, and add the layers that turn its output into the task's.
+    """Check that a model fits a data set, and add layers that convert its output to the form that the task requires.
 
     Args:
         name: Name of the model in messages.
         model: The keras.Model.
-        interface: Required input and output.
-        warn: Function that gets each warning.
-        module: Variables of the model's module, for settings that come with it.
+        interface: Input and output that the data set requires.
+        warn: Function that is called with each warning.
+        module: Variables of the model's module, which may define training settings.
 
     Returns:
         See `build_model`.
@@ -446,15 +446,15 @@ def fit_to_data(
 
 
 def _may_have_one_output(interface: Interface) -> bool:
-    """Return whether a model for the data may have one output.
+    """Return whether the task is a classification with two classes, for which a model may have a single output.
 
-    It may if the probability of one class determines the other.
+    The probability of one class determines the probability of the other class.
     """
     return interface.task_name == CLASSIFICATION and interface.num_classes == 2
 
 
 def _last_layer(task: Task) -> str:
-    """Return the code of a last layer that fits a task."""
+    """Return Python code for a last layer that fits a task."""
     activation = "" if task.activation == "linear" else f', activation="{task.activation}"'
     return f"keras.layers.Dense({task.size_fact}{activation})"
 
@@ -484,7 +484,7 @@ def _advise_on_shape(name: str, model: Any, interface: Interface) -> str:
 
 
 def _advise_on_data(batch_shape: Any, interface: Interface) -> str:
-    """Return advice: the settings that give the data the fixed input shape of a saved model."""
+    """Return advice on how to give the data the input shape of a saved model, `batch_shape`."""
     shape = batch_shape[1:] if isinstance(batch_shape, tuple) else ()
     if None not in shape and len(shape) == len(interface.input.shape):
         if isinstance(interface.input, ImageInput) and shape[-1] in (1, 3):
@@ -495,9 +495,10 @@ def _advise_on_data(batch_shape: Any, interface: Interface) -> str:
 
 
 def _brought(name: str, model: Any, module: Mapping[str, Any]) -> Brought:
-    """Return the settings from a model's `compile`.
+    """Return the training settings that come with a model.
 
-    `loss`, `metrics` and `callbacks` of the model's module override them.
+    The functions `loss`, `metrics` and `callbacks` of the model's module override the settings of the model's
+    `compile`.
     """
     compiled = model._compile_config.config if model.compiled else {}
     own = {kind: item for kind in ("loss", "metrics", "callbacks") if inspect.isfunction(item := module.get(kind))}
@@ -528,16 +529,16 @@ def _as_metric(named: Any) -> Any:
 
 
 def _called_on_input(name: str, model: Any, interface: Interface) -> Any:
-    """Call a subclassed or unbuilt model on a symbolic input. Return a functional model, which can be saved."""
+    """Call a subclassed or unbuilt model on a symbolic input, and return a model that can be saved."""
     methods = ("train_step", "compute_loss")
     lost = [method for method in methods if getattr(type(model), method) is not getattr(keras.Model, method)]
     if lost:
         own = " and ".join(lost)
         kind = type(model).__name__
         raise InputError(
-            f"Cannot train the model {name!r} with its own {own}: it is saved as a functional model, which does not "
-            f"have the methods of the class {kind}. Return {kind}(inputs, outputs) with inputs = keras.Input(…) from "
-            f"{_BUILDER}, or remove {own}. To add a term to the loss, you can instead call add_loss in a layer."
+            f"Cannot train the model {name!r} with its own {own}: the model is saved as a functional model, which does "
+            f"not have the methods of the class {kind}. Return {kind}(inputs, outputs) with inputs = keras.Input(…) "
+            f"from {_BUILDER}, or remove {own}. To add a term to the loss, you can instead call add_loss in a layer."
         )
     inputs = keras.Input(interface.input.shape, dtype=interface.input.dtype)
     if isinstance(model, keras.Sequential):
@@ -553,7 +554,7 @@ def _called_on_input(name: str, model: Any, interface: Interface) -> Any:
 
 
 def _check_ending(name: str, answer: Any, task: Task, activation: str) -> None:
-    """Check that the activation of the last layer, whose output is `answer`, is `activation` or unknown."""
+    """Raise InputError if `answer`, the model's output, has a known activation other than `activation`."""
     ending = _ending(answer)
     if ending == "softmax" and answer.shape[-1] == 1:
         sigmoid = 'keras.layers.Dense(1, activation="sigmoid"), or with ' if task.name == CLASSIFICATION else ""
@@ -577,7 +578,10 @@ def _check_ending(name: str, answer: Any, task: Task, activation: str) -> None:
 
 
 def _ending(output: Any) -> str:
-    """Return the Keras name of the activation that produces an output. Without an activation, return another name."""
+    """Return the Keras name of the activation that produces an output.
+
+    If the layer has no activation, return the name of its class in lower case.
+    """
     operation, node_index, _ = output._keras_history
     if isinstance(operation, keras.Model) and getattr(operation, "outputs", None):
         return _ending(operation.outputs[0])
@@ -590,7 +594,7 @@ def _ending(output: Any) -> str:
 
 
 def _may_scale(model: Any) -> bool:
-    """Return whether a model may scale its input: a layer scales or normalises, or is not built into Keras."""
+    """Return whether a model may scale its input: a layer scales or normalises, or is not part of Keras."""
     parts = [type(part) for part in getattr(model, "operations", model.layers)]
     return any(
         not part.__module__.startswith("keras.src.layers.")

@@ -1,7 +1,8 @@
-"""A SavedModel of another program as a Keras model: one of its signatures, between layers that fit it to our data.
+"""SavedModels of other programs, wrapped as Keras models.
 
-Only TensorFlow can run it. Its files are in `saved_model/` of the model's folder; their digests are in
-`architecture.json`.
+The Keras model calls one signature of the SavedModel. If necessary, added layers convert the pixels for the signature,
+and the output to probabilities. Only TensorFlow can run the model. The files of the SavedModel are in `saved_model/` in
+the model's folder, and `architecture.json` contains their digests.
 """
 
 import dataclasses
@@ -19,16 +20,16 @@ PIXELS_LAYER, SIGNATURE_LAYER, ACTIVATION_LAYER = "pixels", "signature", "probab
 
 @dataclasses.dataclass(frozen=True)
 class SavedModel:
-    """How the data pass through a signature.
+    """A signature of a SavedModel, with the conversions of its input and output.
 
     Attributes:
         signature: Name of the signature.
-        input_name: Name of its input.
-        output_name: Name of the output to use.
-        input_dtype: Dtype of the input.
+        input_name: Name of the signature's input.
+        output_name: Name of the signature's output to use.
+        input_dtype: Dtype of the signature's input.
         input_shape: Shape of an image, (height, width, channels).
-        pixel_range: Values that the signature takes for the pixels 0 and 255.
-        activation: Keras name of the activation that turns the output into probabilities; empty for none.
+        pixel_range: Values that the signature expects for the pixel values 0 and 255.
+        activation: Keras name of an activation that converts the output to probabilities. Empty for no activation.
         files: SHA-256 of every file, by its path in `saved_model/`.
     """
 
@@ -42,7 +43,7 @@ class SavedModel:
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def build(self, folder: Path) -> Any:
-        """Return the Keras model of the SavedModel in `folder`, from float32 pixels in [0, 255].
+        """Return a Keras model that takes pixels in [0, 255], float32, and calls the SavedModel in `folder`.
 
         Raises:
             InputError: If Keras does not run on TensorFlow, or a file is missing or has been changed.
@@ -69,7 +70,7 @@ class SavedModel:
 
 
 def as_range(pixels: Any, pixel_range: tuple[float, float], dtype: str = "float32") -> Any:
-    """Return pixels from 0 to 255 in another range, by a layer of Keras if they change."""
+    """Convert pixels in [0, 255] to another range and dtype, with a Keras layer if the range differs."""
     low, high = pixel_range
     if (low, high) != (0, 255):
         pixels = keras.layers.Rescaling((high - low) / 255, low, name=PIXELS_LAYER, dtype="float32")(pixels)
@@ -83,7 +84,7 @@ def digest_files(folder: Path) -> dict[str, str]:
 
 
 def load(folder: Path) -> Any:
-    """Return a SavedModel as TensorFlow loads it.
+    """Load a SavedModel with TensorFlow.
 
     Raises:
         InputError: If TensorFlow cannot load it.

@@ -1,8 +1,7 @@
-"""A trained model on disk: architecture and weights.
+"""Saving and loading of trained models.
 
-Keras rebuilds the model from these files without the original code.
-
-If a model has custom layers, their code is saved with the model, and the digest of the code is in the architecture.
+Keras rebuilds a model from its architecture and weights, without the user's original files. If a model has custom
+layers, their code is saved with the model as `code.zip`, and `architecture.json` contains the digest of this code.
 """
 
 import copy
@@ -39,7 +38,7 @@ _ADVICE = (
 
 
 def save_architecture(model: Any, directory: Path, code: Bundle | None = None) -> None:
-    """Write the model's Keras configuration to `architecture.json`, and its custom code to `code.zip`."""
+    """Write a model's Keras configuration to `architecture.json` and its custom code, if any, to `code.zip`."""
     architecture = _config_of(model)
     if code is not None:
         architecture[_CODE] = code.digest
@@ -48,7 +47,7 @@ def save_architecture(model: Any, directory: Path, code: Bundle | None = None) -
 
 
 def save_saved_model(saved: SavedModel, directory: Path) -> None:
-    """Write to `architecture.json` how data pass through the folder's SavedModel, with the digests of its files."""
+    """Write the settings of a SavedModel, and the digests of its files in `directory`, to `architecture.json`."""
     saved = dataclasses.replace(saved, files=digest_files(directory / SAVED_MODEL_DIR))
     (directory / ARCHITECTURE_FILE).write_text(json.dumps({_SAVED_MODEL: dataclasses.asdict(saved)}, indent=1))
 
@@ -163,7 +162,7 @@ def check_rebuilds(model: Any, name: str, task: str) -> Bundle | None:
 
 
 def _try_to_rebuild(config: dict[str, Any], objects: dict[str, Any]) -> tuple[Any, Exception | None]:
-    """Return the model of a configuration and None. If Keras raises an error, return None and the error."""
+    """Rebuild a model from its configuration. Return (model, None), or (None, error) if Keras raises an error."""
     try:
         return _rebuild(config, objects), None
     except Exception as error:
@@ -188,8 +187,8 @@ def _rebuild(config: dict[str, Any], objects: dict[str, Any]) -> Any:
 def predict(model: Any, inputs: np.ndarray, batch_size: int, num_replicas: int = 1) -> np.ndarray:
     """Return the model's outputs for all examples. Batch size and number of replicas do not change the outputs.
 
-    The last batch is padded to full size and the padding is cut off again. So every replica runs one program on one
-    shape, and the result does not depend on the division into batches.
+    The last batch is padded to the full size, and the outputs of the padding are removed. So every replica runs the
+    same program on batches of the same shape.
 
     Args:
         model: A keras.Model of the current backend.

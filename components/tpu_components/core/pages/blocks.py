@@ -2,8 +2,8 @@
 
 `Block` lists the types. A plain string is a paragraph. Figures, cards, passages or drawings in a list are shown side by
 side. `page.render` renders blocks as an HTML page, `as_text` for a terminal, and `as_markdown` as Markdown. The last
-two leave out matrices and everything that is shown side by side, and `as_text` leaves out markup. A `Markup` is written
-in the language of the output, HTML or Markdown, and is not escaped.
+two leave out matrices and everything that is shown side by side, and `as_text` leaves out markup. A `Markup` is not
+escaped, so it must be written in the language of the output, HTML or Markdown.
 """
 
 import dataclasses
@@ -49,8 +49,8 @@ class Table:
     """Rows of cells. The first cell of a row is the name of the row.
 
     Attributes:
-        columns: Alignment of each column, `<` (left) or `>` (right), by the column's heading, a string or a `Cell`.
-        rows: A cell for every column.
+        columns: Heading of each column, a string or a `Cell`, mapped to its alignment, `<` (left) or `>` (right).
+        rows: Rows of the table, with a cell for every column.
     """
 
     columns: Mapping[Any, str]
@@ -65,7 +65,8 @@ class Table:
         """Return the table as lines of text, with the headings first. Every column is as wide as its longest cell.
 
         Args:
-            width: Width of the terminal. A wider table gets narrower gaps, then truncated lines; 0 is unlimited.
+            width: Width of the terminal. A wider table gets narrower gaps. If it is still too wide, its lines are
+                truncated. 0 means no limit.
 
         Example:
             >>> Table({"name": "<", "chips": ">"}, [("v5e-4", "4")]).lines()
@@ -79,7 +80,7 @@ class Table:
         return [cut(line, width) for line in laid_out] if width else laid_out
 
     def markdown(self) -> str:
-        """Return the table as Markdown, or an empty string without rows."""
+        """Return the table as Markdown, or an empty string if it has no rows."""
         if not self.rows:
             return ""
         sides = "|".join("--:" if side == ">" else "---" for side in self.columns.values())
@@ -93,9 +94,9 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """Names with values.
+    """A list of names with values.
 
-    A pair without a value is left out. A value without a name continues the previous value.
+    A pair with an empty value is left out. A value with an empty name continues the previous value.
     """
 
     pairs: Sequence[tuple[str, str]]
@@ -148,7 +149,7 @@ class Figure:
         name: Name of the value.
         value: The value, formatted.
         details: Remarks below the value.
-        look: Class of `page.css` for the value; may be empty.
+        look: CSS class of the value, from `page.css`. May be empty.
     """
 
     name: str
@@ -185,9 +186,9 @@ class Matrix:
 
 @dataclasses.dataclass(frozen=True)
 class Passage:
-    """A text in parts, with its line breaks.
+    """A text in coloured parts, shown with its line breaks.
 
-    `share` is the strength of a part's colour. The look `read` marks a part that is not predicted.
+    The `share` of a part is the strength of its colour. The look `read` marks a part that the model did not predict.
     """
 
     title: str

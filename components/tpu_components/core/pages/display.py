@@ -10,14 +10,14 @@ from tpu_components.core.base.terminal import visible
 class Displayed:
     """Base class of results with a readable form for consoles, notebooks and pandas.
 
-    Subclasses need `repr=False`.
+    A subclass that is a dataclass needs `repr=False`, because `dataclass` would otherwise replace `__repr__`.
     """
 
     def __str__(self) -> str:
         raise NotImplementedError
 
     def rows(self) -> Sequence[Mapping[str, Any]]:
-        """Return a mapping for each row of `to_pandas`. Mappings may be nested."""
+        """Return a mapping for each row of the table that `to_pandas` returns. Mappings may be nested."""
         raise NotImplementedError
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Blocks about an evaluated model that are used in its report and its model card."""
+"""Blocks that describe an evaluated model, for its report and its model card."""
 
 import json
 from collections.abc import Mapping
@@ -68,8 +68,8 @@ def describe_training(split: str, manifest: Manifest, info: ModelInfo) -> Fields
 
     Args:
         split: Split on which the model was evaluated.
-        manifest: The data set.
-        info: The model.
+        manifest: Description of the data set.
+        info: Description of the model.
     """
     training = info.training
     stages = training.get("stages", ())
@@ -115,17 +115,17 @@ def _describe_texts(manifest: Manifest, split: str) -> dict[str, str]:
         return {}
     side = "last" if texts.truncate == START else "first"
     return {
-        "Texts": f"the {side} {texts.num_tokens} tokens of each; {statistics['num_truncated']:,} are longer",
+        "Texts": f"the {side} {texts.num_tokens} tokens of each text; {statistics['num_truncated']:,} texts are longer",
         "Unknown words": f"{percent(statistics['num_unknown'] / statistics['num_tokens'], 2)} of the tokens",
     }
 
 
 def list_settings(manifest: Manifest, info: ModelInfo, gate: Mapping[str, Any]) -> Fields:
-    """Return the settings of data, model, training and gate, without empty ones.
+    """Return the settings of data, model, training and gate that are not empty.
 
     Args:
-        manifest: The data set.
-        info: The model.
+        manifest: Description of the data set.
+        info: Description of the model.
         gate: Fields of `EvaluateParams`; may be empty.
     """
     data = {"source": manifest.source, "split": manifest.split_rule, "columns": manifest.columns, "task": manifest.task}
@@ -152,9 +152,7 @@ def compare_slices(evaluation: Evaluation) -> list[Block]:
     slices = [Score.of_slice(evaluation.slices[i]) for _, i in sorted(compared)[:_MAX_SLICES]]
     if not slices:
         return []
-    chance = (
-        "Brackets show the confidence interval of the difference, with the gate's confidence in all slices together."
-    )
+    chance = "Brackets show confidence intervals of the differences. All intervals together have the gate's confidence."
     return [Section("Slices, the worst compared with the champion first", [chance, table_of("slice", slices)])]
 
 
@@ -165,9 +163,9 @@ def tabulate_names(evaluation: Evaluation, manifest: Manifest, info: ModelInfo, 
     the weight of the class in the training loss.
 
     Args:
-        evaluation: The metrics.
-        manifest: The data set.
-        info: The model.
+        evaluation: Metrics of the model and of the champion.
+        manifest: Description of the data set.
+        info: Description of the model.
         most: Largest number of rows, or None for all.
     """
     task = manifest.task

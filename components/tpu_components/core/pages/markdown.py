@@ -54,7 +54,7 @@ def in_markdown(text: str) -> str:
 
 
 def quote(text: str) -> markupsafe.Markup:
-    """Return a text as a Markdown quotation. Line breaks are kept, and all other Markdown is escaped."""
+    """Return a text as a Markdown block quote. Line breaks are kept, and all other Markdown is escaped."""
     lines = [escape(plain(line, len(line) + 1)) for line in text.strip().splitlines()]
     ends = ["\\" if line and after else "" for line, after in zip(lines, [*lines[1:], ""], strict=True)]
     return markupsafe.Markup("\n".join(f"> {line}{end}".rstrip() for line, end in zip(lines, ends, strict=True)))

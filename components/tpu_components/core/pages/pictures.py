@@ -15,7 +15,7 @@ _CRISP = markupsafe.Markup(' class="crisp"')
 
 
 def show_picture(pixels: np.ndarray, side: int, name: str, hint: str = "") -> markupsafe.Markup:
-    """Return an `<img>` element with an image, as PNG if it fits into `side`, otherwise reduced and as JPEG.
+    """Return an `<img>` element with an image: a PNG if the image fits into `side`, otherwise a smaller JPEG.
 
     Args:
         pixels: uint8[height, width, 1 or 3].

@@ -1,4 +1,4 @@
-"""Section of a report that compares preflight's prediction with what a training run took."""
+"""Report section that compares preflight's prediction with the measurements of a training run."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,8 @@ _UNKNOWN = Cell("not measured", "note")
 _Row = Sequence[str | Cell]
 _COLUMNS = {"": "<", "Predicted": ">", "Measured": ">", "Measured / predicted": ">"}
 _WITHOUT = (
-    "The prediction of the whole run covers its epochs. The measurement also has start-up, validation and checkpoints "
-    "of all sessions."
+    "The prediction covers only the epochs. The measurement also includes start-up, validation and checkpoints of all "
+    "sessions."
 )
 
 
@@ -28,7 +28,7 @@ def compare_prediction(receipt: Receipt | None) -> list[Block]:
 
 
 def describe_step(receipt: Receipt) -> str:
-    """Return the predicted and the measured time of a step in one line.
+    """Return the predicted and the measured time of a training step in one line.
 
     Return an empty string if there is no prediction for the machine of the run, or no step was measured.
     """
@@ -78,7 +78,7 @@ def _compare_run(receipt: Receipt, prediction: Prediction) -> list[_Row]:
 
 
 def _ratio(receipt: Receipt, measured: float, predicted: float, look: str = "") -> Cell:
-    """Return measured relative to predicted, or an empty cell if they are not comparable."""
+    """Return a cell with the ratio of a measured to a predicted value, or an empty cell if they are not comparable."""
     return Cell(number(measured / predicted), look) if receipt.is_comparable and predicted else Cell("")
 
 
@@ -93,7 +93,7 @@ def _warnings(receipt: Receipt) -> list[Block]:
 
 
 def _notes(receipt: Receipt) -> Fields:
-    """Return what the figures cover."""
+    """Return notes that explain the table."""
     steps = f"median of {receipt.steps:,} of {receipt.all_steps:,} steps"
     waiting = "" if receipt.waiting is None else f"{percent(receipt.waiting)} of the time of the epochs, for input"
     sessions = "1 session" if receipt.sessions == 1 else f"{receipt.sessions:,} sessions"
@@ -102,9 +102,9 @@ def _notes(receipt: Receipt) -> Fields:
         [
             (
                 "Brackets",
-                f"predicted: 90% interval{f', from {basis}' if basis else ''}; measured: 5% and 95% of the steps",
+                f"predicted: 90% interval{f', from {basis}' if basis else ''}; measured: 5th to 95th percentile",
             ),
-            ("Step", f"{steps}, without those that compile"),
+            ("Step", f"{steps}; steps that compile are left out"),
             ("Waiting", waiting),
             ("Run", f"{_WITHOUT} Start-up took {time(receipt.start_up_seconds)} in {sessions}."),
             ("Price", receipt.price.source if receipt.price else ""),

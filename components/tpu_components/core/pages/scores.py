@@ -18,8 +18,8 @@ class Score:
     """A formatted metric of a model. Shares are shown as percentages.
 
     Attributes:
-        metric: Entry in the table of metrics.
-        label: Name in reports.
+        metric: Definition of the metric.
+        label: Name of the metric in reports.
         number: Value of the metric.
         value: Value of the metric, formatted.
         interval: Confidence interval, formatted. Empty if unknown.
@@ -55,8 +55,8 @@ class Score:
         """Format a metric.
 
         Args:
-            metric: Entry in the table of metrics.
-            label: Name in reports.
+            metric: Definition of the metric.
+            label: Name of the metric in reports.
             number: The model's value.
             bounds: Confidence interval of the value. It is clipped to the range of the metric.
             before: The champion's value.
@@ -108,7 +108,7 @@ def list_scores(
         theirs: Metrics of the champion. Empty without a champion.
         intervals: Confidence intervals of the model's metrics.
         differences: Differences from the champion, by metric.
-        top_k: Number of classes of top-k accuracy, which is left out for 1.
+        top_k: Number of classes of top-k accuracy. With 1, this metric is left out.
     """
     return [
         Score.make(
@@ -125,9 +125,9 @@ def list_scores(
 
 
 def scores_of(evaluation: Evaluation) -> list[Score]:
-    """Return the metrics that the gate used.
+    """Return a score for each metric of an evaluated model, on the examples that the gate judged.
 
-    If examples were left out, these are the metrics on the remaining examples.
+    If the gate left out examples, it judged the remaining examples.
     """
     judged = judged_figure(evaluation.metrics)
     if not judged:

@@ -72,15 +72,15 @@ class ModelRegistry:
         """
         if not self.directory.is_dir():
             known = [model.model_name for model in list_models(self.root)]
+            expected = f": expected one of {', '.join(known)}" if known else ", because nothing is registered"
             raise InputError(
-                f"There is no model {self.model_name!r} in {self.root}: expected one of "
-                f"{', '.join(known) or 'no name, because nothing is registered'}.{did_you_mean(self.model_name, known)}"
+                f"There is no model {self.model_name!r} in {self.root}{expected}.{did_you_mean(self.model_name, known)}"
             )
 
     def versions(self) -> tuple[Version, ...]:
         """Return all readable versions, the oldest first. A warning is logged for each version that cannot be read.
 
-        So the other versions can be used if files of one version are missing, for example after an incomplete copy.
+        If files of one version are missing, for example after an incomplete copy, the other versions remain usable.
         """
         versions = []
         for path in self._version_dirs():
@@ -103,9 +103,9 @@ class ModelRegistry:
         known = self.numbers()
         number = number.zfill(4) if number.isdecimal() else number
         if number not in known:
+            expected = f": expected one of {', '.join(known)}" if known else ", because nothing is registered"
             raise InputError(
-                f"{self.model_name!r} has no version {number!r} in {self.root}: expected one of "
-                f"{', '.join(known) or 'no name, because nothing is registered'}.{did_you_mean(number, known)}"
+                f"{self.model_name!r} has no version {number!r} in {self.root}{expected}.{did_you_mean(number, known)}"
             )
         return Version.load(self._versions_dir / number)
 
@@ -129,9 +129,9 @@ class ModelRegistry:
         return self.version(moves[-1].version) if moves else None
 
     def number_of(self, model_digest: str) -> str:
-        """Return the number of the latest version with this trained model.
+        """Return the number of the latest version whose trained model has the digest `model_digest`.
 
-        Return an empty string if there is none.
+        Return an empty string if there is no such version.
         """
         label = as_label(model_digest)
         numbers = [version.number for version in self.versions() if as_label(version.model_digest) == label]
@@ -140,12 +140,13 @@ class ModelRegistry:
     def champion(self, alias: str, digest: str) -> Version | None:
         """Return the version that a model must beat to get an alias.
 
-        This is the version that has the alias. If that version has the same model, it is the version that was replaced
-        by it. So a model is never compared with itself, and repeating an evaluation gives the same result.
+        This is the version that has the alias. If that version contains the model itself, because an earlier evaluation
+        has promoted it, this is the version that the model has replaced. So a model is never compared with itself, and
+        repeating an evaluation gives the same result.
 
         Args:
-            alias: Alias, for example `champion`, or the number of a version. A run passes the number that the alias had
-                when the run started.
+            alias: Alias, for example `champion`, or the number of a version. A run passes the number of the version
+                that had the alias when the run started.
             digest: Digest of the model that would get the alias; see `model_digest`.
 
         Returns:
@@ -170,7 +171,7 @@ class ModelRegistry:
     def register(
         self, model_dir: Path, export_dir: Path, *, signing_key: str = "", **facts: Unpack[VersionFacts]
     ) -> Version:
-        """Add a version without an alias. If a version has this content already, return that version.
+        """Add a version without an alias. If an existing version has the same content, return the existing version.
 
         An existing version is not changed, even if it is unsigned: only files that this call has written are signed.
 
@@ -221,9 +222,9 @@ class ModelRegistry:
     def check_not_rolled_back(self, number: str, alias: str) -> None:
         """Check that no rollback took an alias from a version, or from another version of the same model.
 
-        Two exports of one trained model, for example with two releases of LiteRT, are two versions. A rollback between
-        them concerns only the export. A move by hand to an earlier version is a rollback, too. A move to a later
-        version cancels a rollback.
+        Two exports of one trained model, for example with two releases of LiteRT, are two versions. A rollback from one
+        of them to the other excludes only the version that was rolled back, not all versions of the model. A manual
+        move to an earlier version is also a rollback. A move to a later version cancels a rollback.
 
         Raises:
             InputError: If a rollback took the alias from the version or its model.
@@ -247,7 +248,7 @@ class ModelRegistry:
                 )
 
     def override(self, number: str, alias: str, reason: str) -> Move:
-        """Move an alias to any version, without a gate.
+        """Move an alias to any version, even if the version has not passed the gate.
 
         Raises:
             InputError: If the version has the alias already, or is damaged.
@@ -341,7 +342,10 @@ class ModelRegistry:
 
 
 def _moves_back(moves: Sequence[Move]) -> set[int]:
-    """Return the indices of the moves that moved an alias back to an earlier version, the oldest first."""
+    """Return the indices of the moves that moved an alias back to an earlier version.
+
+    The sequence `moves` starts with the oldest move.
+    """
     back: set[int] = set()
     stack: list[str] = []
     for index, move in enumerate(moves):
@@ -358,9 +362,9 @@ def _moves_back(moves: Sequence[Move]) -> set[int]:
 def fill_version(
     directory: Path, model_dir: Path, export_dir: Path, name: str, signing_key: str, **facts: Unpack[VersionFacts]
 ) -> None:
-    """Write a version's files and version.json.
+    """Write the files of a version, with its version.json and its signatures, to a folder.
 
-    The arguments are those of `register`, and `name` is `Version.name`.
+    `directory` is the folder, and `name` is `Version.name`. The other arguments are those of `ModelRegistry.register`.
     """
     storage.copy_tree(model_dir, directory / MODEL_DIR)
     storage.copy_tree(export_dir, directory / EXPORT_DIR)

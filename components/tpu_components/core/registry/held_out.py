@@ -1,13 +1,14 @@
-"""Test sets, and the gate's decisions that used them.
+"""Records of test sets, and of the gate's decisions on each test set.
 
-All decisions on a test set share one family-wise error rate, see `spend`.
+All decisions on a test set share one family-wise error rate; see `spend`.
 
-    REGISTRY/MODEL/tests/TEST_SET/examples.npy   all its example IDs so far, ID_TYPE[…], see `example_ids`
+    REGISTRY/MODEL/tests/TEST_SET/examples.npy   IDs of all examples that the test set has had, ID_TYPE[…]
     REGISTRY/MODEL/tests/TEST_SET/DIGEST.json    decision on the model with this digest
 
-A decision is recorded before its model can be promoted. It is counted once, whatever its result, and also if the
-evaluation is repeated. If another process records a decision after the gate has counted the decisions, the gate decides
-again with the next number. A bucket has no lock, so two simultaneous decisions may get the same number in a bucket.
+`example_ids` defines the IDs. A decision is recorded before its model can be promoted. It is counted once, whatever its
+result, even if the evaluation is repeated. If another process records a decision after the gate has counted the
+decisions, the gate decides again with the next number. Buckets have no locks, so two simultaneous decisions may get the
+same number in a bucket.
 """
 
 import contextlib
@@ -38,13 +39,14 @@ _SAME_SHARE = 0.5  # A test set is an earlier one if at least this share of its 
 
 @dataclasses.dataclass(frozen=True)
 class PastDecision:
-    """A decision of the gate on a model.
+    """A recorded decision of the gate on a model.
 
     Attributes:
-        at: Time, UTC, ISO 8601.
+        at: Time of the decision, UTC, ISO 8601.
         promoted: Whether the model was promoted.
         metrics: Metrics of the model on the test set, by name.
-        rivals: Metrics, by name, of each promoted model that the model was compared with, by digest.
+        rivals: Promoted models that the model was compared with: their metrics on the test set, by name, for each
+            model's digest.
         test_set: Name of the test set.
         model: Digest of the model.
     """
@@ -65,11 +67,12 @@ class HeldOutSet:
         place: Folder of all test sets of a registered model.
         name: Name of this test set.
         examples: IDs of all examples that the test set has ever had, including the current ones, ID_TYPE[…].
-        before: Earlier decisions on all test sets, oldest first. If the model was judged on this test set before, only
-            the decisions before that one.
-        same: Earlier decision on the model on this test set, or None if there is none.
-        names: Names of all test sets that have at least half of the current examples: `name`, and others if a file of
-            an earlier version was first counted as another test set and converted later.
+        before: Earlier decisions on all test sets, oldest first. If this test set was already used to judge the model,
+            only decisions before that judgement.
+        same: Earlier decision about the same model on this test set, or None if there is none.
+        names: `name`, and the names of all other recorded test sets that contain at least half of the current examples.
+            There are others if example IDs from an earlier version were converted after this test set was counted as a
+            new one.
         files: Names of all files in `place` when they were read.
     """
 
@@ -83,13 +86,13 @@ class HeldOutSet:
 
     @classmethod
     def find(cls, place: Location, identities: np.ndarray, model: str) -> Self:
-        """Find the test set that has at least half of these examples. If there is none, create a new test set.
+        """Return the recorded test set that contains at least half of the examples, or a new test set if there is none.
 
         Args:
             place: Folder of all test sets of a registered model, local or in a bucket.
             identities: IDs of the examples, ID_TYPE[num_examples], or uint64[num_examples] of scheme 1; see
                 `example_ids`.
-            model: Digest of the model to judge.
+            model: Digest of the model that the gate judges.
 
         Raises:
             InputError: If a file in `place` cannot be read.
@@ -111,8 +114,9 @@ class HeldOutSet:
                         raise ValueError(f"the time {entries[-1].at} has no time zone")
             except (ValueError, TypeError, KeyError, OSError) as error:
                 raise InputError(
-                    f"Cannot read {place}/{file.name}: expected a decision on a test set, received {error}. Restore it "
-                    f"from a backup, or remove {place} to start counting decisions again."
+                    f"Cannot read {place}/{file.name}: expected a decision on a test set, or its example IDs, "
+                    f"received something else ({error}). Restore the file from a backup, or remove {place} to start "
+                    "counting decisions again."
                 ) from error
         shares = {name: float(are_among(identities, some).mean()) for name, some in sets.items()}
         name = max(shares, key=lambda each: shares[each], default="")
@@ -135,7 +139,7 @@ class HeldOutSet:
 
     @property
     def examples_uri(self) -> str:
-        """File of the example IDs, a value for `data.retired_tests`."""
+        """Path of the file with the example IDs, which the setting `data.retired_tests` accepts."""
         return self.place.child(f"{self.name}/{EXAMPLES_FILE}")
 
     def error_rate(self, whole: float, planned: int) -> float:
@@ -148,11 +152,14 @@ class HeldOutSet:
         return spend(whole, planned, [entry.promoted for entry in self.decisions])
 
     def find_best(self, metric: str, sign: int) -> str:
-        """Return the digest of the promoted model with the best metric on this test set, as a label.
+        """Return the digest of the promoted model with the best metric on this test set, in the form of `as_label`.
 
-        Return an empty string if it is unknown.
+        Return an empty string if no promoted model has this metric. If this test set has no decisions yet, the test set
+        of the last decision is used.
 
-        If this test set has no decisions yet, the test set of the last decision is used.
+        Args:
+            metric: Name of the metric.
+            sign: 1 if larger values of the metric are better, or -1 if smaller values are better.
         """
         known: dict[str, float] = {}
         for entry in self.decisions or [entry for entry in self.before if entry.test_set == self.before[-1].test_set]:
@@ -176,7 +183,8 @@ class HeldOutSet:
             rivals: See `PastDecision`.
 
         Returns:
-            Whether the decision is recorded. If not, its number has changed: find the test set and decide again.
+            True if the decision is recorded. False if another process has recorded a decision first, so that the number
+            of this decision has changed. Then call `find` and decide again.
 
         Raises:
             InputError: If the decision cannot be written.
@@ -219,9 +227,9 @@ class HeldOutSet:
             yield
 
     def _next_time(self) -> str:
-        """Return the current time, or a time after the last decision if that is later.
+        """Return the time of a new decision, ISO 8601: the current time, but always after the last decision.
 
-        Decisions are numbered by time.
+        The order of the times determines the numbers of the decisions.
         """
         now = datetime.datetime.now(datetime.UTC)
         if self.before:
@@ -243,16 +251,14 @@ def _say_old_ids(file: str, count: int) -> None:
 def spend(whole: float, planned: int, promoted: Sequence[bool]) -> float:
     """Return the significance level of the next decision on a test set.
 
-    The levels of all decisions add up to `whole`.
-
-    Decision k of n gets a level proportional to 1/k. If the previous decision promoted its model, the level of that
-    decision is added. This online fallback procedure (Tian and Ramdas, Statistical Methods in Medical Research 30,
-    2021) controls the family-wise error rate under any dependence. Decisions after n get the level of decision n, so
-    that the sum exceeds `whole`.
+    All planned decisions share the error rate `whole`. Decision k of n gets a level proportional to 1/k. If the
+    previous decision promoted its model, the level of that decision is added. This online fallback procedure (Tian and
+    Ramdas, Statistical Methods in Medical Research 30, 2021) controls the family-wise error rate under any dependence.
+    Decisions after decision n get the level of decision n, so that together they exceed `whole`.
 
     Args:
-        whole: Error rate of all decisions together.
-        planned: Number of decisions, n.
+        whole: Family-wise error rate of all planned decisions.
+        planned: Number of planned decisions, n.
         promoted: Whether each earlier decision promoted its model.
 
     Example:

@@ -1,4 +1,4 @@
-"""Registries by path: a local folder, or Vertex AI's Model Registry."""
+"""Open registries and registered versions by path, in a local folder or on Vertex AI."""
 
 import dataclasses
 import re
@@ -21,7 +21,7 @@ from tpu_components.core.registry.versions import VERSION_FILE, RegisteredVersio
 
 
 class ModelReference(NamedTuple):
-    """A version of a registered model.
+    """A reference to a version of a registered model.
 
     Attributes:
         registry: The model's registry.
@@ -39,7 +39,7 @@ class ModelReference(NamedTuple):
 def parse_reference(text: str) -> ModelReference | None:
     """Parse `REGISTRY/MODEL@VERSION_OR_ALIAS`.
 
-    Return None if the text has another form or is an existing path.
+    Return None if the text has another form, is a path in a bucket, or is an existing path.
 
     Example:
         >>> referred = parse_reference("runs/registry/digits@champion")
@@ -59,7 +59,7 @@ def parse_reference(text: str) -> ModelReference | None:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Origin of a registered version: name of the model, number, lineage and folder of the version."""
+    """The origin of a registered version: its model's name, its number, its lineage and its folder."""
 
     model_name: str
     number: str
@@ -73,12 +73,12 @@ class Origin:
 
 
 def origin_of(text: str) -> Origin | None:
-    """Return the origin of `REGISTRY/MODEL@VERSION_OR_ALIAS`.
+    """Return the origin of the version that a reference `REGISTRY/MODEL@VERSION_OR_ALIAS` names.
 
-    Return None if the text does not have this form.
+    Return None if the text is not a reference; see `parse_reference`.
 
     Raises:
-        InputError: If the version does not exist.
+        InputError: If the version does not exist, or no version has the alias.
     """
     if not (referred := parse_reference(text)):
         return None

@@ -59,7 +59,7 @@ def version_name(model_name: str, number: str) -> str:
 
 
 def as_label(digest: str) -> str:
-    """Return the first 63 characters of a digest, the longest label on Vertex AI.
+    """Return the first 63 characters of a digest, the maximum length of a label on Vertex AI.
 
     Registries compare the digests of models in this form.
     """
@@ -67,7 +67,7 @@ def as_label(digest: str) -> str:
 
 
 def is_on_vertex(root: str) -> bool:
-    """Return whether a registry is on Vertex AI.
+    """Return whether the root of a registry is a resource name on Vertex AI.
 
     Example:
         >>> is_on_vertex("projects/my-project/locations/us-west1/models"), is_on_vertex("runs/registry")
@@ -80,7 +80,7 @@ def check_registry(root: str, model_name: str) -> None:
     """Check the root of a registry and the name of a model in it.
 
     Raises:
-        InputError: If one of them is invalid.
+        InputError: If the root or the name is invalid.
     """
     if root.startswith("projects/") and "/locations/" in root and not is_on_vertex(root):
         raise InputError(
@@ -100,10 +100,10 @@ def check_registry(root: str, model_name: str) -> None:
 
 
 def check_alias(alias: str, root: str = "") -> str:
-    """Return an alias if it is valid in a registry. `root` is needed only for Vertex AI.
+    """Check an alias, and return it unchanged. `root` is the root of the registry, needed only for Vertex AI.
 
     Raises:
-        InputError: If it is invalid.
+        InputError: If the alias is invalid.
     """
     if len(alias) == 1 and is_on_vertex(root):  # model.proto: version_aliases
         raise InputError(

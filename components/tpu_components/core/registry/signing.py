@@ -1,6 +1,6 @@
 """Signatures of versions in the format of OpenSSF Model Signing.
 
-The command of that project can also verify them:
+The command-line tool of that project can also verify the signatures:
 
     model_signing verify key VERSION --signature VERSION/model.sig --public_key FILE
 
@@ -47,7 +47,8 @@ def sign_version(directory: Path, signing_key: str) -> None:
 
     Args:
         directory: Folder of the version, before it is published.
-        signing_key: File of the private key, local or in a bucket. Its password is TPU_PIPELINES_SIGNING_PASSWORD.
+        signing_key: File of the private key, local or in a bucket. The environment variable
+            TPU_PIPELINES_SIGNING_PASSWORD contains its password, if it has one.
 
     Raises:
         InputError: If the key cannot be read or has an unsupported type.
@@ -57,14 +58,14 @@ def sign_version(directory: Path, signing_key: str) -> None:
 
 
 def verify_version(directory: Path, verify_key: str, uri: str = "", name: str = "") -> None:
-    """Verify both signatures of a version, and that its signed name is the expected name.
+    """Verify the signatures of a version and of its export, and that the signed name is the expected name.
 
     Args:
         directory: Folder of the version.
         verify_key: Public key; see `verify_folder`.
         uri: Source of the folder, for messages; see `verify_folder`.
-        name: Expected `Version.name`. If empty, the name comes from the path in a registry. Old versions have no signed
-            name, so the name is not checked.
+        name: Expected `Version.name`. If empty, it is derived from the version's path in a registry. The name is not
+            checked if the path is outside of a registry, or for old versions, which have no signed name.
 
     Raises:
         InputError: If a signature is invalid, or the name differs.
@@ -108,11 +109,10 @@ def verify_folder(folder: Path, verify_key: str, uri: str = "") -> None:
 
 
 def fetch_verified(uri: str, verify_key: str, scratch: Path, name: str = "") -> Path:
-    """Copy an export, verify the copy and return its folder.
+    """Copy an export to a private folder, verify the copy, and return the folder of the copied export.
 
-    The files of the copy cannot be changed after the check.
-
-    If the export belongs to a version, the whole version is copied and verified.
+    So nobody can change the files after the check. If the export belongs to a version, the whole version is copied and
+    verified.
 
     Args:
         uri: The export, local or on gs://.
@@ -140,7 +140,7 @@ def fetch_verified(uri: str, verify_key: str, scratch: Path, name: str = "") -> 
 
 
 def verify_export(uri: str, verify_key: str, name: str = "") -> str:
-    """Verify the signature of an export, and that of its version if it belongs to one.
+    """Verify the signature of an export and, if the export belongs to a version, the version's signature.
 
     Args:
         uri: The export or the version, local or on gs://.
@@ -167,9 +167,10 @@ def _verify(folder: Path, verify_key: str, uri: str, version: str, name: str) ->
 
 
 def _find_version(uri: str, name: str) -> tuple[str, str]:
-    """Return folder and name of the version that an export belongs to, or an empty list if there is none.
+    """Return the folder and the name of the version that an export belongs to, or two empty strings if there is none.
 
-    A version is recognised by its path, its name, or any file next to the export, since single files could be removed.
+    A version is recognised by its path, by the name `name`, or by any file next to the export. One file is enough,
+    because others could have been removed. A version that is recognised by a file has an empty name.
     """
     is_remote = Location(uri).is_remote
     texts = (Location(uri).folder,) if is_remote else (os.path.abspath(uri), os.path.realpath(uri))
@@ -279,7 +280,7 @@ def _unsigned_files(folder: Path, signature: Path) -> list[str]:
 
 
 def _read_public(verify_key: str) -> bytes:
-    """Return only the public key of a PEM text. The text may also contain the private key."""
+    """Return the public key from a PEM text or file, without a private key that the file may also contain."""
     content = verify_key.encode() if is_key_itself(verify_key) else storage.read_bytes(verify_key)
     key = re.search(rb"-----BEGIN PUBLIC KEY-----.+?-----END PUBLIC KEY-----", content, re.DOTALL)
     if key is None:
@@ -296,7 +297,7 @@ def _name(key: str) -> str:
 
 @contextlib.contextmanager
 def _key_file(key: bytes, what: str, kind: str) -> Iterator[Path]:
-    """Yield the path of a pipe from which the library reads the key. So the key is not written to disk."""
+    """Yield the path of a pipe from which the library reads a key, so that the key is not written to disk."""
     if len(key) > _MOST_KEY_BYTES:
         raise InputError(f"Cannot use a key of {len(key):,} bytes: expected a {_WANTED}. Check the path of the key.")
     reading, writing = os.pipe()

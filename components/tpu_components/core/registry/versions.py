@@ -55,7 +55,7 @@ class Version:
     Attributes:
         directory: Folder of the version.
         digest: SHA-256 of names and contents of all files.
-        content_digest: SHA-256 that identifies equal models. It does not depend on times of training; see
+        content_digest: SHA-256 of the trained model and the exported files, which training times do not change; see
             `version_digest`. Old versions have only `digest`, with this meaning.
         model_digest: SHA-256 of the trained model; see `model_digest`.
         created: Time of registration, UTC, ISO 8601.
@@ -133,11 +133,11 @@ class Version:
             ) from error
 
     def damage(self, part: str = "", directory: Path | None = None) -> tuple[str, ...]:
-        """Return messages about missing, changed and additional files, or an empty list if the version is intact.
+        """Return messages about missing, changed and additional files, or an empty tuple if the version is intact.
 
         Args:
             part: `model` or `export` to check only this folder. If empty, all files are checked.
-            directory: Copy of that folder, which is checked instead of the folder.
+            directory: A copy of `part`, which is checked instead of the folder itself.
         """
         start = f"{part}/" if part else ""
         expected = {name: file for name, file in self.files.items() if name.startswith(start)}
@@ -267,7 +267,7 @@ class Registry(Protocol):
 
 
 def check_promotable(registry: Registry, number: str, alias: str, champion: str | None) -> Any:
-    """Check that an alias may be moved to a version. Return the version that it names now, or None.
+    """Check that an alias may be moved to a version. Return the version that has the alias now, or None.
 
     Args:
         registry: Registry of the model.
@@ -317,7 +317,7 @@ def fetch(version: RegisteredVersion, part: str, scratch: Path) -> Path:
 def fetch_folder(uri: str, scratch: Path) -> Path:
     """Return a local copy of a folder, or the folder itself if it is local.
 
-    If it is part of a version, every file is checked.
+    If the folder is part of a registered version, every file is checked.
 
     Args:
         uri: The folder, local or on gs://.
@@ -383,17 +383,17 @@ def _digest_files(directory: Path, names: Sequence[str], *further: str) -> str:
 def describe_file(path: Path, checksum: str = _CHECKSUM) -> dict[str, Any]:
     """Return the size and checksum of a file, for version.json.
 
-    `checksum` is the name of the algorithm, and the key of the checksum.
+    `checksum` is the name of the checksum's algorithm, `sha256` or `crc32c`. It is also the key of the checksum.
     """
     digest_file = file_crc32c if checksum == _OLD_CHECKSUM else file_sha256
     return {"num_bytes": path.stat().st_size, checksum: digest_file(path)}
 
 
 def short_digest(value: Any) -> str:
-    """Return 16 characters of a JSON value's digest, or an empty string for an empty value."""
+    """Return the first 16 characters of a JSON value's digest, or an empty string for an empty value."""
     return digest_of(value)[:16] if value else ""
 
 
 def digest_listing(files: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the digest of a version's listed files."""
+    """Return the digest of the names, sizes and checksums of a version's files."""
     return digest_of([[name, files[name]["num_bytes"], files[name][_CHECKSUM]] for name in sorted(files)])

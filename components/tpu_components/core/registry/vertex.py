@@ -8,8 +8,8 @@ Versions have labels, which the service can search:
     tpu_pipelines_turn_A   number of the promotion in which the gate gave the version the alias A, from 1; it ends with
     `-rolled-back` if somebody has since moved A back by hand
 
-The service keeps no history of aliases. A rollback is recognised by these turns: another version got the alias later
-than the version that has it now.
+The service keeps no history of aliases, so the turns show rollbacks: a version was rolled back if its turn is later
+than the turn of the version that has the alias now.
 
 The `artifact_uri` is the folder `export/` of a version on gs://, which has the same layout as in a registry folder.
 """
@@ -42,7 +42,7 @@ class VertexVersion:
 
     Attributes:
         number: Version ID, `1` for the first.
-        model_digest: Digest of the trained model, as in `as_label`. Empty for a version of another tool.
+        model_digest: Digest of the trained model, in the form of `as_label`. Empty if another tool created the version.
         parent: Version that the model was compared with. Empty if there was none.
         uri: Folder on gs:// with `model/` and `export/`.
         aliases: Aliases of the version.
@@ -63,10 +63,10 @@ class VertexVersion:
     def is_rolled_back(self, alias: str, current: Self | None) -> bool:
         """Return whether somebody has moved an alias by hand from this version back to an earlier one.
 
-        The turns of the two versions are compared. The current version has no turn if it was the first version, or got
-        the alias by hand or from an earlier release. In that case, this version is rolled back if it is newer and had
-        the alias. It had the alias if it has a turn, or still has the service's alias `default`, which the gate moves
-        together with `champion`.
+        The turns of the two versions are compared. The current version has no turn if it was the first version, or if
+        it got the alias by hand or from an earlier release of this project. In that case, this version was rolled back
+        if it is newer and had the alias. It had the alias if it has a turn, or if it still has the service's alias
+        `default`, which the gate moves together with `champion`.
 
         Args:
             alias: The alias.
@@ -152,9 +152,9 @@ class VertexRegistry:
         return _read(self.call("ModelService", "get_model", {"name": f"{self.name}@{version}"}))
 
     def versions(self, label: str = "", value: str = "") -> tuple[VertexVersion, ...]:
-        """Return all versions, or those with a label and value, the oldest first.
+        """Return all versions, or the versions whose label `label` has the value `value`, the oldest first.
 
-        Return an empty list if the model does not exist.
+        Return an empty tuple if the model does not exist.
         """
         request = {"name": self.name, "filter": f'labels.{label}="{value}"' if label else ""}
         try:
@@ -171,8 +171,8 @@ class VertexRegistry:
     def champion(self, alias: str, digest: str) -> VertexVersion | None:
         """Return the version that a model must beat to get an alias.
 
-        This is the version that has the alias. If that version has the same model, it is the version that it was
-        compared with.
+        This is the version that has the alias. If that version contains the model itself, because an earlier evaluation
+        has promoted it, this is the version that the model was compared with.
 
         Args:
             alias: Alias, for example `champion`, or the number of a version.
@@ -234,9 +234,9 @@ class VertexRegistry:
             )
 
     def _keep_rollbacks(self, versions: Sequence[VertexVersion], alias: str, current: VertexVersion | None) -> None:
-        """Before an alias moves, label the versions that were rolled back from it.
+        """Add `-rolled-back` to the turn labels of the versions that lost an alias by a rollback.
 
-        A version that gets the alias again loses this label.
+        This must happen before the alias moves again. A version that has got the alias again loses the ending.
         """
         for version in versions:
             turn = str(version.turn(alias))
@@ -246,11 +246,9 @@ class VertexRegistry:
                 self._label(version, alias, turn)
 
     def _take_turn(self, versions: Sequence[VertexVersion], number: str, alias: str, previous: str) -> None:
-        """Write the turn label of a version that took over an alias from another version.
+        """Write the turn label, the number of the promotion, of a version that took over an alias from another version.
 
-        A turn is the number of a promotion.
-
-        The alias has already moved, so a failure is only logged. Repeating the promotion writes the turn.
+        The alias has already moved, so an error is only logged. Repeating the promotion writes the label.
         """
         version = next(each for each in versions if each.number == number)
         latest = max(each.turn(alias) for each in versions)
@@ -261,8 +259,8 @@ class VertexRegistry:
         except (InputError, PlatformError) as error:
             progress.say(
                 "deploy_model",
-                f"version {number} is now the {alias}, but its rollback could go unnoticed, because writing its label "
-                f"{turn_label(alias)} failed: {error}",
+                f"version {number} is now the {alias}. If you roll it back, its rollback could go unnoticed, because "
+                f"writing its label {turn_label(alias)} failed: {error}",
             )
 
     def _label(self, version: VertexVersion, alias: str, value: str) -> None:
@@ -273,7 +271,7 @@ class VertexRegistry:
 
 
 def turn_label(alias: str) -> str:
-    """Return the name of the label with the turn in which a version got an alias."""
+    """Return the name of the label that contains the turn in which a version got an alias."""
     return f"{_TURN_LABEL}_{alias.lower()}"[:63]
 
 

@@ -102,8 +102,8 @@ class Baseline:
         answer: The constant prediction, in words.
         value: Metric of the constant prediction, or None if it is undefined on the split.
         advantage: Difference by which the model is better. It is negative if the model is worse.
-        margin: Largest advantage that is not significant. A model that is equal to the baseline scores higher half of
-            the time.
+        margin: Largest advantage that is not significant. By chance, a model that is only as good as the baseline has
+            an advantage half of the time.
         collapsed_to: The prediction, in words, if the model predicts the same for every example; otherwise empty.
     """
 
@@ -189,12 +189,12 @@ class Unseen:
 
     @classmethod
     def find(cls, seen: np.ndarray, keys: Sequence[str], scalars: Sequence[Mapping[str, float]]) -> Self:
-        """Find the examples that a model was trained on.
+        """Return a split without the examples that a model was trained on.
 
         Args:
             seen: bool[models, examples], whether the model was trained on the example; the challenger comes first.
             keys: Key of each example.
-            scalars: Metrics of each model on the other examples, by name. Empty if there are none.
+            scalars: Metrics of each model on the remaining examples, by name. Empty if no examples remain.
         """
         some = seen.any(axis=0)
         left_out = np.flatnonzero(some)
@@ -208,9 +208,9 @@ class Unseen:
 
     @property
     def rule(self) -> Rule:
-        """Description of the left-out examples, as a rule that is always passed."""
+        """Description of the left-out examples, as a rule that always passes."""
         who = ", ".join(
-            f"by the {who} {count:,}" for who, count in zip(("model", "champion"), self.num_seen_by, strict=False)
+            f"{count:,} by the {who}" for who, count in zip(("model", "champion"), self.num_seen_by, strict=False)
         )
         if not self.num_examples:
             return Rule(
@@ -238,21 +238,21 @@ class Groups:
 
     @property
     def rule(self) -> Rule:
-        """The effective number of examples, as a rule that is always passed."""
+        """The effective number of examples, as a rule that always passes."""
         said = f"{self.num_examples:,} examples of {self.num_groups:,} groups measure {self.metric} as precisely as "
         return Rule(True, self.metric, f"{said}{self.num_independent:,.0f} independent examples")
 
 
 @dataclasses.dataclass(frozen=True)
 class TestSetUse:
-    """Number of the gate's decisions on a test set so far, and the error rate of this decision.
+    """Number of the gate's decisions on a test set so far, and the error rate of the current decision.
 
     Attributes:
         number: Number of this decision, 1 for the first.
         planned: Number of decisions that share the error rate.
         whole: Probability that any of these decisions promotes a worse model (family-wise error rate).
-        rate: Part of `whole` that this decision uses: 1 - its confidence.
-        examples: File of the example IDs, a value for `data.retired_tests`.
+        rate: Part of `whole` that this decision uses. The confidence of the decision is 1 - `rate`.
+        examples: Path of the file with the example IDs, which the setting `data.retired_tests` accepts.
     """
 
     __test__ = False  # Otherwise pytest would collect the class as a test.
@@ -265,9 +265,9 @@ class TestSetUse:
 
     @property
     def rule(self) -> Rule | None:
-        """Rule that says the number of this decision on the test set. It always passes.
+        """Rule that reports the number of this decision on the test set. It always passes.
 
-        It is None if this is the only decision.
+        It is None if this is the first decision and no other decision is planned.
         """
         if self.planned == 1 and self.number == 1:
             return None
@@ -281,8 +281,8 @@ class TestSetUse:
         else:
             together = 1 - (1 - self.whole) ** self.number
             text += (
-                f", each with an error rate of {whole}: together, a false promotion in up to {percent(together)} of "
-                f"cases. Set gate.test_decisions to share the rate among all decisions. {fresh}"
+                f". Each decision has an error rate of {whole}, so the probability of a false promotion so far is up "
+                f"to {percent(together)}. Set gate.test_decisions to share the rate among all decisions. {fresh}"
             )
         return Rule(True, "", text)
 
@@ -297,13 +297,14 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
         model: The model.
         class_names: Class names, in the order of the model's outputs; for a regression, the names of the targets.
         gate: Whether to promote the model, and why.
-        challenger: The model's metrics: those of `METRICS`, and those that only the report shows.
+        challenger: The model's metrics, both the metrics of `METRICS` and metrics that only the report shows.
         champion: The champion's metrics on the same examples, or None without a champion.
         registered_champion: The champion of the registry, or None if no registry was queried.
         baseline: Comparison of the model with the best constant prediction; None in older files.
-        unseen: Examples that are left out because one of the models was trained on them, or None if there are none.
+        unseen: The split without the examples that one of the models was trained on, or None if there are no such
+            examples.
         intervals: 95% confidence intervals of the model's metrics, by name, on the examples that the gate judges. Empty
-            in older files. Metrics without a formula have none.
+            in older files. Metrics without a formula for the interval are left out.
         differences: Differences from the champion, by metric, on the same examples. Empty without a champion.
         slices: Slices of the same examples.
         groups: Groups of the same examples, or None if the data set has none.
@@ -333,16 +334,15 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
 
     @property
     def rest(self) -> Unseen | None:
-        """The examples that the gate judged, if it left out some. Otherwise None."""
+        """The examples on which the gate judged the model, if it left out examples. None if it judged all examples."""
         return self.unseen if self.unseen and self.unseen.scalars else None
 
     @property
     def judged_metrics(self) -> tuple[dict[str, int | float], ...]:
-        """The metrics by which the gate judged the model, as in `metrics`, and those of the champion.
+        """The single-number metrics of the model and of the champion, on the examples that the gate judged.
 
-        Without a champion, the result contains only the model's metrics.
-
-        If examples were left out, these are the metrics on the remaining examples.
+        Without a champion, the tuple contains only the model's metrics. If the gate left out examples, it judged the
+        remaining examples.
         """
         figures = self.rest.scalars if self.rest else (self.challenger, self.champion)
         return tuple(_numbers(each) for each in figures[:2] if each)

@@ -30,8 +30,8 @@ class FormatFacts:
         num_compared: Number of compared examples: all, or a random sample if the format takes one example at a time.
             For a sample, `score` is the trained model's score on all examples minus the drop on the sample. None in
             older files, which compared all examples.
-        most_disagreeing: Upper bound, with 95% confidence, of the number of examples for which the format predicts
-            something else than the trained model.
+        most_disagreeing: Upper bound, with 95% confidence, of the number of examples for which the predictions of the
+            format and of the trained model differ.
         max_difference: Largest difference between a probability or standardised number of the format and that of the
             trained model.
         latency_ms: Time to predict one example, in milliseconds.
@@ -123,7 +123,7 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
         judged: Metric by which the formats are compared; one of `METRICS`.
         trained_score: Score of the trained model, or None if it is undefined.
         formats: Formats of the export, by name.
-        left_out: Reasons why other formats were left out, by name.
+        left_out: Reasons why formats were left out, by the name of the format.
         range: Smallest and largest value of an image's pixels, or None for other inputs.
         columns: `Manifest.columns` of the data set on which the formats were compared.
     """

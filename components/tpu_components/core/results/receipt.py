@@ -1,7 +1,7 @@
-"""`receipt.json`: what a training run took, and what preflight had predicted.
+"""`receipt.json`: measured time, memory and price of a training run, and preflight's prediction of them.
 
-A receipt has no weights, data, shapes, paths or names, so it may leave the project that it comes from. The program is
-named by a digest only.
+A receipt contains no weights, data, shapes, paths or names, so it can be shared with other projects. It identifies the
+program only by a digest.
 """
 
 import dataclasses
@@ -67,26 +67,27 @@ class Price:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What preflight predicted for a training run. It is an output of preflight_training.
+    """Preflight's prediction for a training run, an output of preflight_training.
 
     Attributes:
         program: Digest of the program; see `step_digest`. Empty if unknown.
         machine: Short name of the machine.
         device: JAX's name of the machine's devices, such as `TPU v5 lite`.
         devices: Number of JAX devices of the machine.
-        hosts: Number of its hosts.
+        hosts: Number of hosts of the machine.
         step_ms: Time of a step, in milliseconds.
         low_ms: Lower end of the 90% interval of `step_ms`.
-        high_ms: Upper end of the 90% interval.
-        compiler_ms: The compiler's estimate of a step. It differs from `step_ms` if receipts changed the prediction.
+        high_ms: Upper end of the 90% interval of `step_ms`.
+        compiler_ms: The compiler's estimate of the time of a step, in milliseconds. `step_ms` is different if receipts
+            of earlier runs have changed the prediction.
         mxu_utilization: Estimated share of the matrix units' peak that the step reaches while it computes.
         peak_bytes: Peak memory use of a device.
         seconds: Time of all epochs, including waiting for data.
         low_seconds: Lower end of the 90% interval of `seconds`.
-        high_seconds: Upper end of the 90% interval.
+        high_seconds: Upper end of the 90% interval of `seconds`.
         usd_per_hour: Price of an hour of the machine, or 0 if unknown.
         price_source: Price list, with its date. Empty if no price is known.
-        basis: Receipts that the interval rests on, in words. Empty without receipts.
+        basis: Description of the receipts from which the interval was computed. Empty without receipts.
     """
 
     program: _HEX
@@ -126,10 +127,10 @@ class Receipt(JsonFile, name=RECEIPT_FILE, what="a receipt of a training run", s
     Attributes:
         version: Version of the file's form.
         program: Digest of the program; see `step_digest`. Preflight of the same step has the same digest.
-        machine: Short name of the machine, such as `v5e-8`, if the run took place on the machine of the prediction;
-            `cpu`; or empty.
+        machine: Short name of the machine, such as `v5e-8`, if the run took place on the predicted machine. Otherwise
+            `cpu`, or empty if unknown.
         device: JAX's name of the devices, such as `TPU v5 lite`, or empty if unknown.
-        devices: Number of JAX devices, or replicas.
+        devices: Number of JAX devices, or of replicas.
         hosts: Number of hosts.
         steps: Number of measured steps. Steps that compile are left out, and so are steps that were lost in a kill.
         all_steps: Number of steps of the run.
@@ -137,9 +138,9 @@ class Receipt(JsonFile, name=RECEIPT_FILE, what="a receipt of a training run", s
             their mean stands for each of them.
         waiting: Share of the time of the epochs in which the host waited for input, or None if it was not measured.
         peak_bytes: Peak memory use of a device, or None if the device does not report it.
-        start_up_seconds: Seconds from the start of each session to the end of its first step, in all sessions.
-        seconds: Seconds of all sessions.
-        sessions: Number of starts.
+        start_up_seconds: Seconds from the start of a session to the end of its first step, summed over all sessions.
+        seconds: Seconds from the start to the end of a session, summed over all sessions.
+        sessions: Number of sessions. A run that is interrupted and continued has several.
         price: Price of the run, or None without a prediction for its machine.
         prediction: Preflight's prediction, or None without preflight.
 
@@ -169,7 +170,7 @@ class Receipt(JsonFile, name=RECEIPT_FILE, what="a receipt of a training run", s
 
     @property
     def id(self) -> str:
-        """Name of the run in a store: a digest of what was measured. The prediction does not change it."""
+        """Name of the run in a store of receipts: a digest of the measurements, independent of the prediction."""
         added = ("machine", "price", "prediction")
         measured = {name: value for name, value in self.as_dict().items() if name not in added}
         return digest_of(measured)[:16]
@@ -181,7 +182,7 @@ class Receipt(JsonFile, name=RECEIPT_FILE, what="a receipt of a training run", s
 
     @property
     def unused_because(self) -> str:
-        """Reason why the receipt says nothing about the compiler's estimate, or an empty string."""
+        """Reason why the receipt cannot be compared with the compiler's estimate, or an empty string if it can."""
         if self.prediction is None:
             return "no prediction"
         if not self.is_comparable:
@@ -192,13 +193,15 @@ class Receipt(JsonFile, name=RECEIPT_FILE, what="a receipt of a training run", s
 
     @property
     def ratio(self) -> float | None:
-        """Median measured time of a step, relative to the compiler's estimate, or None if it says nothing about it."""
+        """Median measured time of a step, relative to the compiler's estimate. None if they cannot be compared."""
         if self.prediction is None or self.step_ms is None or self.unused_because:
             return None
         return self.step_ms.p50 / self.prediction.compiler_ms
 
     def with_prediction(self, raw: Mapping[str, Any]) -> "Receipt":
-        """Return the receipt with preflight's prediction and, on the same machine, with the machine's name and a price.
+        """Return a copy with preflight's prediction.
+
+        If the run took place on the machine of the prediction, the copy also has the name of the machine and a price.
 
         Args:
             raw: The output `prediction` of preflight_training, or an empty mapping without preflight.

@@ -42,7 +42,7 @@ class _Item:
         data: Values by column.
         choices: Labels by the name of the annotation control, or None if nobody annotated the item.
         others: Types of the other annotations, such as `rectanglelabels` or `box`.
-        is_disputed: Whether other annotators gave other labels.
+        is_disputed: Whether annotators gave the item different labels.
     """
 
     name: str
@@ -79,10 +79,10 @@ def _of_task(task: Any, name: str, controls: Collection[str]) -> _Item:
             choices as {"choices": […]}, but a single choice as text, which looks like a field of the data.
 
     Raises:
-        ValueError: If `task` is not a task. The message names it.
+        ValueError: If `task` is not a task with data fields. The message contains `name`.
     """
     if not isinstance(task, dict) or not isinstance(data := task.get("data", task), dict):
-        raise ValueError(f"{name} has no data fields: {str(task)[:60]}")
+        raise ValueError(f"{name} without data fields: {str(task)[:60]}")
     choices: dict[str, Sequence[str]] | None = None
     others: dict[str, None] = {}
     is_disputed = False
@@ -105,7 +105,7 @@ def _of_task(task: Any, name: str, controls: Collection[str]) -> _Item:
 
 
 def _answers_in(annotation: Mapping[str, Any], others: dict[str, None]) -> dict[str, Sequence[str]]:
-    """Return the labels of an annotation by control. The types of its other results are added to `others`."""
+    """Return the labels of an annotation, by name of the control. Types of other results are added to `others`."""
     choices: dict[str, Sequence[str]] = {}
     for result in annotation.get("result") or ():
         if not isinstance(result, dict) or "from_name" not in result:
@@ -141,7 +141,7 @@ def _label_studio(content: bytes) -> list[_Item]:
 
 
 def _cvat(content: bytes) -> list[_Item]:
-    """Read the tags of images. CVAT puts the images into a folder next to its XML file."""
+    """Read the image tags in CVAT's XML file. CVAT puts the images into the folder `images` next to this file."""
     root = ElementTree.fromstring(content)
     if root.tag != "annotations":
         raise ValueError(f"the element <{root.tag}>")
@@ -203,7 +203,7 @@ def _as_table(items: Sequence[_Item], params: WriteParams, location: Location, v
 def _list(
     read: Callable[[bytes], list[_Item]], what: str, location: Location, params: WriteParams, labelled: bool
 ) -> Listing:
-    """List an export. If labels are needed, items without annotations are left out."""
+    """List the items of an export. If `labelled` is true, items without annotations are left out."""
     # LookupError: an encoding that Python does not know.
     errors = (ValueError, LookupError, TypeError, AttributeError, ElementTree.ParseError)
     content = storage.read_bytes(location)

@@ -1,4 +1,4 @@
-"""Images and labels in NumPy arrays, for all kinds of source that contain arrays."""
+"""Listing of images and labels in NumPy arrays, for all kinds of source that contain arrays."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -137,7 +137,7 @@ def _class_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> T
 
 
 def _texts_of(labels: np.ndarray) -> tuple[list[str | None], dict[int, str]]:
-    """Return the labels as texts. For labels that are not UTF-8, return {index: reason}.
+    """Convert labels to texts. Also return {index: reason} for labels that are not UTF-8.
 
     Raises:
         UnicodeError: If a text contains half of a surrogate pair, which UTF-8 cannot encode.
@@ -155,7 +155,7 @@ def _texts_of(labels: np.ndarray) -> tuple[list[str | None], dict[int, str]]:
 
 
 def _named(values: np.ndarray, class_names: Sequence[str], keys: Sequence[str]) -> Targets:
-    """Check that labels are indices into `class_names`, or -1 if they are missing."""
+    """Convert labels that are indices into `class_names`, or -1 if missing. Raise InputError for other labels."""
     outside = np.flatnonzero((values < _UNLABELLED) | (values >= len(class_names)) | (values != np.floor(values)))
     if len(outside):
         raise InputError(

@@ -1,6 +1,6 @@
-"""Compact columns for millions of examples.
+"""Compact columns of names, hashes, file sizes and file versions, for millions of examples.
 
-Names, hashes, and sizes and versions of files take a few bytes each.
+Each entry of a column takes a few bytes of memory, in addition to the characters of a name.
 """
 
 import array
@@ -54,7 +54,7 @@ class Column:
 
 
 class Pieces(Sequence[bytes]):
-    """Byte strings in one buffer. Each takes 4 more bytes, or 8 if the buffer is larger than 4 GiB.
+    """Byte strings in one buffer. Each string takes 4 additional bytes, or 8 if the buffer is larger than 4 GiB.
 
     Args:
         content: The byte strings, concatenated.
@@ -98,14 +98,14 @@ class Pieces(Sequence[bytes]):
         return bytes(self._content[begin : self._ends[place]])
 
     def at(self, places: np.ndarray) -> list[bytes]:
-        """Return the byte strings at int[…] indices. This is three times as fast as reading one by one."""
+        """Return the byte strings at the indices `places`, int[count], three times as fast as one by one."""
         places = np.asarray(places)
         content = memoryview(self._content)
         begins = np.where(places > 0, self._ends[places - 1], 0).tolist() if len(places) else []
         return [bytes(content[begin:end]) for begin, end in zip(begins, self._ends[places].tolist(), strict=True)]
 
     def take(self, places: np.ndarray) -> "Pieces":
-        """Return the byte strings at the indices `places`, int[count], in their order."""
+        """Return the byte strings at the indices `places`, int[count], in this order, in a new buffer."""
         return Pieces.collect(map(self.__getitem__, places.tolist()))
 
     def __iter__(self) -> Iterator[bytes]:
@@ -117,7 +117,7 @@ class Pieces(Sequence[bytes]):
 
 
 class Names(Sequence[str]):
-    """Strings as UTF-8 in one buffer. Each takes 4 more bytes; see `Pieces`.
+    """Strings as UTF-8 in one buffer. Each string takes 4 additional bytes; see `Pieces`.
 
     Args:
         encoded: The strings in UTF-8.
@@ -228,7 +228,7 @@ def _digest(version: str) -> int:
 
 
 class NumbersBuilder:
-    """Growing array of non-negative integers. Each takes 4 bytes, or 8 if one of them needs 8."""
+    """Growing array of non-negative integers. All take 4 bytes each, or 8 if any integer needs 8 bytes."""
 
     def __init__(self) -> None:
         self._numbers = array.array("I")
@@ -247,7 +247,7 @@ class NumbersBuilder:
 
 
 class PiecesBuilder:
-    """Builder of `Pieces`. Bytes of any length are appended one by one."""
+    """Builder of `Pieces`, to which byte strings are appended one by one."""
 
     def __init__(self) -> None:
         self._content = bytearray()
@@ -264,9 +264,9 @@ class PiecesBuilder:
 
 
 def hash_unit(seed: int, purpose: str, keys: Sequence[str]) -> np.ndarray:
-    """Return a hash of each key, float64[len(keys)] in [0, 1).
+    """Return a uniformly distributed hash of each key, float64[len(keys)] in [0, 1).
 
-    Hashes for different purposes are independent.
+    Hashes for different seeds or purposes are independent.
 
     Example:
         >>> hash_unit(0, "split", ["a", "a"]).tolist() == hash_unit(0, "split", ["a"]).tolist() * 2

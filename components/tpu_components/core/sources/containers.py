@@ -1,4 +1,4 @@
-"""Files that contain many examples each, found by path, pattern or folder. Their names define the splits."""
+"""Search for files that contain many examples each, by path, pattern or folder. The file names define the splits."""
 
 import fnmatch
 import hashlib
@@ -27,7 +27,7 @@ class Container(NamedTuple):
 
 
 def list_containers(location: Location, suffixes: Sequence[str]) -> list[Container]:
-    """List the files of a location, sorted by name.
+    """List the files at a location, sorted by name.
 
     Args:
         location: A file, a folder, or a pattern with `*`, `?` or `[…]`.
@@ -57,7 +57,7 @@ def list_containers(location: Location, suffixes: Sequence[str]) -> list[Contain
 def split_pattern(location: Location) -> tuple[Location, str]:
     """Return the folder before the first wildcard, and the pattern of the names below this folder.
 
-    Without a wildcard, both are empty.
+    Without a wildcard, return the location without trailing slashes, and an empty pattern.
 
     Example:
         >>> split_pattern(Location("gs://bucket/data/train-*")), split_pattern(Location("data"))
@@ -71,7 +71,7 @@ def split_pattern(location: Location) -> tuple[Location, str]:
 
 
 def stored_files(containers: Sequence[Container]) -> tuple[storage.StoredFile, ...]:
-    """Return the files with their paths as names, for a `Listing`."""
+    """Return the files in the form of `Listing.containers`, with their paths as names."""
     return tuple(storage.StoredFile(path, num_bytes, version) for path, _, num_bytes, version in containers)
 
 
@@ -81,17 +81,18 @@ def version_of(containers: Sequence[Container]) -> str:
 
 
 def splits_of(containers: Sequence[Container], location: str, patterns: Mapping[str, str] = {}) -> list[str] | None:
-    """Return the split of each file, from a folder of its path or the first word of its name.
+    """Return the split of each file, from the name of a folder in its path or the first word of its file name.
 
-    Return None if the files have no splits.
+    Return None if no file has a split.
 
     Args:
         containers: The files.
         location: Place of the source for messages.
-        patterns: Pattern of the names of each split's files, used instead of their first words.
+        patterns: Pattern of the file names of each split. If there are patterns, folders and first words are not used.
 
     Raises:
-        InputError: If only some files have a split, or if a file matches several patterns or a pattern no file.
+        InputError: If only some files have a split, a file does not match exactly one pattern, or a pattern matches no
+            file.
 
     Example:
         >>> splits_of([Container("", name, 0, "") for name in ("train-00.tar", "val/0.tar")], "data")
@@ -111,7 +112,7 @@ def splits_of(containers: Sequence[Container], location: str, patterns: Mapping[
 
 
 def _match(containers: Sequence[Container], location: str, patterns: Mapping[str, str]) -> list[str]:
-    """Return the split of each file by the pattern that its name, or its path below the source, matches."""
+    """Return the split of each file: the split whose pattern matches the file name or the path below the source."""
     matching = [[split for split, pattern in patterns.items() if _matches(file.name, pattern)] for file in containers]
     with_files = set(itertools.chain.from_iterable(matching))
     if unmatched := [split for split in patterns if split not in with_files]:

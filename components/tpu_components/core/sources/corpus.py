@@ -1,4 +1,4 @@
-"""One long text for a language model. It is divided by position and cut into passages."""
+"""One long text for a language model, which is divided into splits by position and cut into passages."""
 
 import hashlib
 
@@ -17,15 +17,16 @@ _RESERVED = {PADDING: "[PAD]", UNKNOWN: "[UNK]"}  # Longer than a character, so 
 def list_corpus(location: str, params: WriteParams, labelled: bool) -> Listing:
     """List the passages of a text in UTF-8: training passages first, then validation, and test at the end.
 
-    The label of a passage is the number of predicted characters. These are the last characters of the passage. Training
-    passages do not overlap. Other passages begin with `context_tokens` characters that the previous passage predicts.
+    The label of a passage is the number of characters to predict, which are the last characters of the passage. Every
+    character is predicted in exactly one passage. After the first passage of the validation or test split, a passage
+    begins with at least `context_tokens` characters that the previous passage predicts.
 
     Raises:
         InputError: If the text is not UTF-8, a requested split gets no characters, or the training split has fewer than
             two different characters.
     """
     content = storage.read_bytes(location)
-    with reading(location, "text in UTF-8", "Convert it."):
+    with reading(location, "text in UTF-8", "Convert the file to UTF-8."):
         text = content.decode("utf-8-sig")
     sizes = _divide(text, location, params)
     known = sorted(set(text[: sizes[TRAIN]]))

@@ -1,4 +1,4 @@
-"""Tables of image paths or texts, from CSV files and other sources with rows."""
+"""Listing of tables of image paths or texts, from CSV files and other sources with rows."""
 
 import dataclasses
 import hashlib
@@ -46,10 +46,10 @@ class Table:
     Attributes:
         location: Place of the file.
         version: Digest of the file's content.
-        columns: Names of the columns. Empty for a column without a name, because such a column is not used.
+        columns: Names of the columns. A column without a name has an empty name, and is not used.
         each_row: Function that returns an iterator of each row's number and its cells, one for each column. A cell is a
             text; for multi-label data, `label` may be a tuple of labels.
-        row_names: Name of each row in messages, by number, for example `task 17`, or None for `line NUMBER`.
+        row_names: Name of each row in messages, for example `task 17`, by row number. None for names `line NUMBER`.
         has_decimal_commas: Whether numbers may have a decimal comma.
         notes: Messages to the user, for example about columns whose role was guessed from their names.
     """
@@ -141,11 +141,11 @@ def list_csv(location: Location, params: WriteParams, labelled: bool) -> Listing
 
 
 def list_table(table: Table, params: WriteParams, labelled: bool) -> Listing:
-    """List the rows of a table with the columns `path` or `text`, those of the target, and optionally `split`.
+    """List the rows of a table. Its columns are `path` or `text`, the columns with the target, and optionally `split`.
 
-    Image paths are relative to the file's folder. Texts are in the file. The target is `label`: a class, or any number
-    of labels in a tuple or separated by `|`. For a regression, the targets are the numbers in `target_columns`. Targets
-    are read only if `labelled` is true.
+    Image paths are absolute, or relative to the folder of the table. Texts are in the table. The target is `label`: a
+    class, or any number of labels in a tuple or separated by `|`. For a regression, the targets are the numbers in
+    `target_columns`. Targets are read only if `labelled` is true.
     """
     location = table.location
     rows = _read_table(table.named(params, labelled), params, labelled)
@@ -214,7 +214,7 @@ def list_table(table: Table, params: WriteParams, labelled: bool) -> Listing:
 
 
 def read_others(location: Location, params: WriteParams, most: int) -> dict[str, list[str]]:
-    """Return the columns that `params` does not use, as {name: values of the first `most` rows}."""
+    """Return the columns of a CSV file that `params` does not use, as {name: values of the first `most` rows}."""
     table = _open_table(location).named(params, labelled=True)
     used = {"path", "text", "label", "split", "id", *params.columns, *params.target_columns, *params.slice_columns}
     places = {name: table.columns.index(name) for name in table.columns if name and name not in used}
@@ -223,7 +223,7 @@ def read_others(location: Location, params: WriteParams, most: int) -> dict[str,
 
 
 def _with_whole_numbers(rows: _Rows) -> Sequence[str]:
-    """Return the labels. If all labels are numbers, decimal commas are replaced by points."""
+    """Return the labels. If all labels are numbers, their decimal commas are replaced by points."""
     labels = rows.names("label")
     if not rows.table.has_decimal_commas:
         return labels
@@ -296,7 +296,7 @@ def _is_binary(cell: Any) -> bool:
 
 
 def _with_hot_columns(table: Table, params: WriteParams) -> Table:
-    """Add a column `label` made from the columns that contain only 0 and 1, if there are at least two.
+    """Add a column `label` that is made from the columns with only 0 and 1, if there are at least two.
 
     Raises:
         InputError: If the task is regression, or it is classification and a row does not have exactly one 1.
@@ -397,18 +397,18 @@ def _check_columns(table: Table, wanted: Sequence[str], targets: Sequence[str]) 
         rule = "The first line must name" if table.row_names is None else "Expected"
         raise InputError(
             f"Missing columns in {table.location}: {quoted(missing)}. Received: {columns}. {rule} the columns "
-            f"{expected}, optionally split, and those in data.columns, data.target_columns, data.group_column and "
-            "data.slice_columns."
+            f"{expected}, optionally split, and the columns in data.columns, data.target_columns, data.group_column "
+            "and data.slice_columns."
             f"{_advise_on_columns(columns, missing)}"
         )
     _check_repeated(table, [*wanted, "split", "id"])
 
 
 def _check_repeated(table: Table, names: Sequence[str]) -> None:
-    """Check that no column that is used occurs more than once.
+    """Check that no used column occurs more than once.
 
     Raises:
-        InputError: If a column does.
+        InputError: If one of the columns `names` occurs more than once.
     """
     if repeated := [name for name in names if list(table.columns).count(name) > 1]:
         raise InputError(
@@ -418,7 +418,9 @@ def _check_repeated(table: Table, names: Sequence[str]) -> None:
 
 
 def _locate(rows: _Rows, location: Location) -> tuple[Location, Names, Names | None]:
-    """Return the folder of the images, their paths relative to it, and their absolute paths if the table has these.
+    """Return the folder of the images, their paths relative to this folder, and the absolute paths in the table.
+
+    Instead of the absolute paths, return None if the table has relative paths.
 
     Raises:
         InputError: If the images are in several places or outside the folder, or a path occurs twice.
@@ -487,7 +489,7 @@ def _name_columns(cells: Sequence[str], params: WriteParams, location: str) -> t
 
 
 def _tell_unused(rows: _Rows, kind: str) -> Iterator[str]:
-    """Yield a note on unused columns, if there are any."""
+    """Yield a note that names the unused columns of the table, if there are any."""
     if unused := [name.removesuffix(" (unused)") for name in rows.table.columns if name and name not in rows.cells]:
         yield f"columns that are not used: {quoted(unused)}. A model gets only the {kind} of a {rows.table.row_kind}"
 

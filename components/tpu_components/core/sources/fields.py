@@ -1,4 +1,4 @@
-"""Labels, splits and IDs in the fields of examples. Fields are columns of a table or features of a record."""
+"""Reading of labels, splits and IDs from the fields of examples: columns of a table, or features of a record."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -43,8 +43,8 @@ class Chosen:
 
     Attributes:
         params: Parameters of the records.
-        labelled: Whether to read labels, splits and weights. Otherwise, the fields that are stored with predictions are
-            read.
+        labelled: Whether to read labels, splits and weights. Otherwise, only the fields that are stored with
+            predictions are read.
         content: `image` or `text`.
         names: Field for each role that the source has: `image` or `text`, `label`, `split`, `id` and `weight`.
         notes: Messages to the user about fields whose role was guessed from their names.
@@ -78,7 +78,7 @@ class Chosen:
 def choose_fields(fields: Sequence[str], params: WriteParams, location: str, labelled: bool = True) -> Chosen:
     """Choose the fields of the image or text, the target, the split and the ID.
 
-    They are chosen by `columns` or by common names.
+    A field is chosen because `params.columns` names it, or because it has a common name such as `label`.
 
     Args:
         fields: Names of the fields, in NFC.
@@ -126,13 +126,13 @@ def choose_fields(fields: Sequence[str], params: WriteParams, location: str, lab
 
 
 def read_targets(values: Mapping[str, Sequence[Any]], chosen: Chosen, keys: Sequence[str]) -> Targets:
-    """Return the targets for a `Listing`, from {field: values}.
+    """Convert the values of fields, {field: values}, to the targets of a `Listing`.
 
     Examples without a target, or whose label is not UTF-8, are in `unusable`.
 
     Raises:
-        InputError: If an example has several labels although the task has one, if a label is a structure or not among
-            the classes, or if a target of a regression is not a finite number.
+        InputError: If an example has several labels although the task allows one, if a label is a structure or not
+            among the classes, or if a target of a regression is not a finite number.
     """
     if not chosen.targets:
         return Targets(*without_labels(len(keys)), {})
@@ -148,7 +148,7 @@ def read_targets(values: Mapping[str, Sequence[Any]], chosen: Chosen, keys: Sequ
 
 
 def read_labels(values: Sequence[Any], name: str, params: WriteParams, keys: Sequence[str]) -> Targets:
-    """Return the targets of a classification or of multi-label data, from the values of the field `name`."""
+    """Convert the values of the field `name` to the targets of a classification or of multi-label data."""
     if params.task == MULTI_LABEL:
         _check_not_hot(values, name, keys)
     else:
@@ -177,7 +177,10 @@ def read_labels(values: Sequence[Any], name: str, params: WriteParams, keys: Seq
 
 
 def _check_not_joined(labels: Sequence[Any], name: str) -> None:
-    """Check that no text in a list with one text joins several labels. TFRecords store texts in such lists."""
+    """Raise InputError if a list with one text seems to contain several labels, such as `["cat|dog"]`.
+
+    TFRecords store every text in a list.
+    """
     lists = [label for label in labels if isinstance(label, list)]
     if not lists or any(len(each) > 1 for each in lists):
         return
@@ -190,9 +193,9 @@ def _check_not_joined(labels: Sequence[Any], name: str) -> None:
 
 
 def _check_not_hot(values: Sequence[Any], name: str, keys: Sequence[str]) -> None:
-    """Check that the lists of labels are not rows of 0 and 1, one for each class.
+    """Raise InputError if the lists of labels seem to be rows with a 0 or 1 for each class.
 
-    Such rows would be read as the classes 0 and 1.
+    Such rows would be read as labels of the classes 0 and 1.
     """
     lists = [value for value in values if isinstance(value, list)]
     if len(set(map(len, lists))) != 1:
@@ -230,10 +233,7 @@ def read_weights(values: Sequence[Any], name: str, keys: Sequence[str]) -> Targe
 
 
 def _has_several(value: Any) -> bool:
-    """Return whether a field has several values.
-
-    A feature of a record is a list even if it has one value or none.
-    """
+    """Return whether a field has several values. A TFRecord feature is a list even if it has one value or none."""
     return isinstance(value, list) and len(value) > 1
 
 

@@ -26,10 +26,11 @@ from tpu_components.core.sources.targets import index_labels
 def list_folders(kind: str, location: Location, params: WriteParams, labelled: bool = True) -> Listing:
     """List files in one folder per class, possibly below split folders.
 
-    If `labelled` is false, list files in any folders.
+    If `labelled` is false, list the files in all folders.
 
     Files above the class folders are left out with a note, but images above the class folders raise InputError.
-    `class_names` may select some of the folders, because aclImdb has a folder of reviews without a class.
+    `params.class_names` may select some of the folders. For example, aclImdb also has a folder of reviews without a
+    class.
     """
     location = location.folder
     if not labelled:
@@ -156,7 +157,7 @@ class _Listed:
 
 
 def _list(location: str, files: Iterable[storage.StoredFile]) -> _Listed:
-    """Collect listed files.
+    """Collect the names, folders, sizes and versions of files.
 
     Raises:
         InputError: If a name is not UTF-8.
@@ -198,9 +199,9 @@ def _list_loose(kind: str, location: str, params: WriteParams) -> Listing:
 
 
 def _check_misplaced(names: Sequence[str], has_others: bool, kind: str, location: str, has_splits: bool) -> None:
-    """Check that class folders have files, and that no image is above the class folders.
+    """Check that some file is in a class folder, and that no image is above the class folders.
 
-    Other files, such as a README, may be above them.
+    Other files, such as a README, may be above the class folders.
     """
     examples = [name for name in names if kind == IMAGE and has_image_suffix(name)]
     if not examples and has_others:

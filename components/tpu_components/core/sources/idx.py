@@ -42,7 +42,7 @@ def read_idx(content: bytes, name: str) -> np.ndarray:
 
 
 def list_idx(location: Location, params: WriteParams, labelled: bool) -> Listing:
-    """List MNIST's four files, gzipped or not, by their usual names."""
+    """List the images and labels in MNIST's four files, gzipped or not. The files must have their usual names."""
     files = {file.name.removesuffix(".gz").replace(".", "-"): file.name for file in storage.list_files(location)}
     arrays: Arrays = {}
     digest = hashlib.sha256()

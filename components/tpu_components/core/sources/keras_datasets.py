@@ -1,4 +1,4 @@
-"""The data sets that Keras downloads."""
+"""Data sets that Keras downloads, such as MNIST."""
 
 import contextlib
 import dataclasses
@@ -45,7 +45,7 @@ def _import_data_set(name: str) -> Any:
 
 
 class _Messages(io.TextIOBase):
-    """Messages of a download, on stderr. Keras's progress bar is shown only on a terminal."""
+    """Stream that writes Keras's messages about a download to stderr. The progress bar is shown only on a terminal."""
 
     def write(self, text: str) -> int:
         if sys.stderr.isatty() and not is_quiet():
@@ -56,7 +56,7 @@ class _Messages(io.TextIOBase):
 
 
 def list_keras(location: str, params: WriteParams, labelled: bool) -> Listing:
-    """List a data set that Keras downloads, or that is in ~/.keras/datasets already."""
+    """List the examples of a Keras data set. Keras downloads it if it is not yet in ~/.keras/datasets."""
     if location not in _KERAS_DATASETS:
         raise InputError(
             f"Unknown source {params.source!r}: expected keras:NAME, where NAME is {' or '.join(_KERAS_DATASETS)}."
@@ -82,7 +82,7 @@ _IMDB_FIRST_WORD = 3  # The first IDs are those of padding, start and unknown.
 
 
 def _from_word_ids(arrays: Arrays, word_index: Mapping[str, int], params: WriteParams) -> Listing:
-    """List Keras's film reviews. Their word IDs are converted back to words."""
+    """List the film reviews of IMDb as texts. Keras stores word IDs, which are converted back to words."""
     words = {index + _IMDB_FIRST_WORD: word for word, index in word_index.items()}
     digest = hashlib.sha256()
     texts: list[bytes] = []

@@ -26,7 +26,7 @@ SPLIT_NAMES = {TRAIN: ("train", "training"), VALIDATION: ("validation", "valid",
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """A text that is divided into splits by position. Its passages are the examples of a listing.
+    """A text that is divided into splits by position. The passages of the text are the examples of a listing.
 
     Attributes:
         input: Description of a passage.
@@ -48,7 +48,7 @@ class Corpus:
         )
 
     def passage(self, split: str, example: int) -> np.ndarray:
-        """Return the num_tokens + 1 character IDs of a passage.
+        """Return the character IDs of a passage, int[num_tokens + 1].
 
         Positions before the start of the split are 0 (padding).
         """
@@ -69,18 +69,19 @@ class Listing:
         class_names: The classes; for a regression, the names of the targets.
         splits: Split of every example in the source, str[num_examples], or None if the source has no splits.
         groups: One group name per example, or None without `group_column`.
-        slices: Values of the slice columns, one per example, by column name. They are stored with the records. For
-            examples without labels, they and the `id` are stored with the predictions.
+        slices: Values of the slice columns, one per example, by column name. They are stored with the records. In a
+            listing for predictions, also the values of `id`; then all values are stored with the predictions.
         root: Folder that file keys are relative to. Empty for arrays.
         files: Size and version of the file of every example, or None for arrays.
         spans: Byte ranges of the examples in larger files such as archives, or None for other sources.
         images: uint8[num_examples, height, width, channels] for array sources, otherwise None.
         texts: Texts in UTF-8, for sources that store them in one file, otherwise None.
         kind: Kind of example, `image` or `text`; for a corpus, see `example_kind`.
-        corpus: The text of a corpus, otherwise None. Its passages are the examples, and stay in their order.
+        corpus: The text of a corpus, otherwise None. The passages of the text are the examples, and stay in order.
         containers: Files that contain the examples of `spans`, with their paths as names, and their sizes and versions
             at the time of listing.
-        version: Digest of an array source's content, or of the CSV file.
+        version: Digest of the content of arrays, of a table or of a text, or of the names, sizes and versions of
+            `containers`. Empty for folders.
         notes: Messages to the user, for example about files that were left out.
         identities: Names that identify examples independently of their place: an ID, or a hash of the content, which is
             equal for copies. None if the keys are used.
@@ -89,7 +90,8 @@ class Listing:
         bad: Inputs that are not examples, such as a row without a label. They are quarantined, as unreadable inputs
             are.
         weights: Weights of the examples in the training loss, float32[num_examples], or None without `columns.weight`.
-        stored: The files of the examples, if these stay where they are instead of being written as new records.
+        stored: The files of the examples, if their records are used in place instead of being written as new records.
+            Otherwise None.
     """
 
     keys: Sequence[str]
@@ -171,7 +173,7 @@ class Listing:
         return int(self.files.sizes.sum()) if self.files else 0
 
     def select(self, examples: np.ndarray) -> Selection:
-        """Return the examples at int[…] indices, in the form that is sent to a worker."""
+        """Return the examples with some indices, int[count], in the form that is sent to a worker."""
         return Selection(
             self.root,
             pick(self.keys, examples),
@@ -181,7 +183,7 @@ class Listing:
         )
 
     def _contents(self, examples: np.ndarray) -> Any:
-        """Return the contents of examples, see `Selection`."""
+        """Return the contents of examples; see `Selection.contents`."""
         if self.corpus is not None and self.splits is not None:
             return [self.corpus.passage(self.splits[i], i).tobytes() for i in examples.tolist()]
         if self.spans is not None:
@@ -202,9 +204,9 @@ class Listing:
         return content
 
     def stat_digest(self) -> str:
-        """Return the SHA-256 of names, sizes and versions.
+        """Return the SHA-256 of the names, labels, sizes and versions of the examples' files.
 
-        It is fast to compute, and differs whenever a file may have changed.
+        The digest is fast to compute, because no file is read. It differs whenever a file may have changed.
         """
         # A local folder is identified by its absolute path only.
         root = os.path.abspath(self.root) if self.files and not Location(self.root).is_remote else self.root
@@ -219,7 +221,9 @@ class Listing:
         return digest.hexdigest()
 
     def require_unchanged(self) -> None:
-        """Check that the files of the examples have not changed since they were listed. Call this after reading them.
+        """Check that the files of the examples have not changed since they were listed.
+
+        Call this method after the files have been read.
 
         Sources in memory, such as the texts of a CSV file, are read once and cannot change.
 
@@ -242,7 +246,7 @@ class Listing:
             )
 
     def content_digest(self) -> str:
-        """Return the SHA-256 of the content. Every file is read once, at about 30,000 small files per second."""
+        """Return the SHA-256 of the content. Every file is read, at about 30,000 small files per second."""
         digest = hashlib.sha256(repr((self.kind, self.version, self.class_names, self.groups)).encode())
         for path in self.spans.paths if self.spans else ():
             with storage.open_file(path) as file:
@@ -265,9 +269,9 @@ class Listing:
 
 
 def split_named(name: str) -> str | None:
-    """Return the split that a folder or cell names, for example `validation` for `val`.
+    """Return the split for the name of a folder or the text of a cell, for example `validation` for `val`.
 
-    Return None for other names.
+    Return None if the name is not that of a split.
     """
     return next((split for split, names in SPLIT_NAMES.items() if name.lower() in names), None)
 
@@ -279,16 +283,17 @@ def without_labels(count: int) -> tuple[np.ndarray, tuple[str, ...]]:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A kind of source.
+    """Description of a kind of source.
 
     Attributes:
         form: Syntax for users, for example `csv:FILE`. The name of the kind is before the colon.
         read: Function that lists the examples. Its arguments are the place or name of the data, the parameters, and
-            whether labels are needed. Without labels, it may list more examples, such as files outside class folders.
+            whether labels are needed. Without labels, the function may list more examples, such as files outside class
+            folders.
         takes: Optional fields of WriteParams that this kind supports.
         has_class_folders: Whether each class is a folder.
         is_place: Whether the source is a path or URI, not the name of a library's data set.
-        is_table: Whether the source is a file that may list other files.
+        is_table: Whether the source is a table whose rows may contain paths of other files.
         is_downloaded: Whether the data must be downloaded before they can be listed.
     """
 

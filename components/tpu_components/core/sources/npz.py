@@ -16,8 +16,8 @@ from tpu_components.core.sources.params import WriteParams
 def list_npz(location: str, params: WriteParams, labelled: bool) -> Listing:
     """List the arrays of a NumPy file.
 
-    The names are x_train/y_train, x_validation/y_validation and x_test/y_test, or one pair x/y or images/labels without
-    splits.
+    The names of the arrays must be x_train/y_train, x_validation/y_validation and x_test/y_test. Without splits, the
+    names must be x/y or images/labels.
 
     If `labelled` is false, the labels may be missing.
     """

@@ -55,7 +55,7 @@ def check_class_folders(
     location: str,
     read: Callable[[str], bytes],
 ) -> None:
-    """Check that folders are classes, and not examples and their masks or annotations.
+    """Check that folders are classes, and do not separate examples from their masks or annotations.
 
     Files of different classes often have the same numbers as names, so equal file names alone do not prove that two
     folders contain pairs. In addition, the folder names must suggest inputs and expected outputs, or the images of one
@@ -114,7 +114,7 @@ def check_inner_folders(inner: Mapping[str, Iterable[str]], location: str) -> No
 
 
 def find_masks(paths: Sequence[str]) -> list[str]:
-    """Return the paths of files whose names mark them as masks of other files.
+    """Return the paths of files that are masks of other files, according to their names.
 
     For example, `0_mask.png` next to `0.png` is a mask.
 
@@ -130,7 +130,7 @@ def find_masks(paths: Sequence[str]) -> list[str]:
 
 
 def _have_word(words: Sequence[str], paths: Iterable[str]) -> bool:
-    """Return whether one of the words is in the file name of any path. `words` are in lower case."""
+    """Return whether any file name contains one of the words. `words` must be in lower case."""
     names = (path.rpartition("/")[2] for path in paths)
     while joined := "\n".join(itertools.islice(names, _SEARCHED_AT_ONCE)).lower():
         if any(word in joined for word in words):
@@ -146,9 +146,9 @@ def is_picture(value: Any) -> bool:
 
 
 def _role_of(name: str) -> _Role | None:
-    """Return the role that the words of a name suggest. Neutral words are ignored.
+    """Return the role that the words of a folder or file name suggest. Neutral words are ignored.
 
-    Return None if no word suggests a role, or if there are other words.
+    Return None if the name has only neutral words, or if one of the other words suggests no role.
     """
     words = [word for word in map(str.lower, _WORD.findall(name)) if not _NEUTRAL.fullmatch(word)]
     if not words or not all(_INPUT.fullmatch(word) or _ANSWER.fullmatch(word) for word in words):
@@ -157,9 +157,9 @@ def _role_of(name: str) -> _Role | None:
 
 
 def _split_name(path: str) -> tuple[str, bool]:
-    """Return a path without its extension and without words for a role.
+    """Return a path without its extension and without the words that suggest a role.
 
-    Also return whether one of these words means a mask or label.
+    Also return whether one of the removed words suggests a mask or label.
     """
     folder, slash, name = path.rpartition("/")
     stem, dot, suffix = name.rpartition(".")

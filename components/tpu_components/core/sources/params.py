@@ -31,45 +31,47 @@ SETTABLE_TASKS = (CLASSIFICATION, MULTI_LABEL, REGRESSION)
 
 @dataclasses.dataclass(frozen=True)
 class WriteParams:
-    """The source to read and how to divide it. Each field is an input of the component.
+    """Source of the examples, and how to split, convert and store them. Each field is an input of the component.
 
     Attributes:
         source: Kind and place of the data, for example `images:DIR`, `csv:FILE` or `sklearn:digits`. The README of
             create_tfrecords lists all kinds. Paths may be gs:// or s3://.
         task: Task of the model: `classification` (one class of several), `multi_label` (any number of several) or
-            `regression` (one number or several). `multi_label` and `regression` need a csv:, npz:, parquet:,
+            `regression` (one number or several). `multi_label` and `regression` require a csv:, npz:, parquet:,
             huggingface: or tfrecords: source; labelstudio: and cvat: also support `multi_label`. The task of a corpus:
             source is `language_model`.
-        target_columns: CSV columns with the numbers of a regression. Empty means `label`. For an npz: source, the names
-            of the targets. Empty means `target`, or `target_0` and so on.
+        target_columns: Columns with the target numbers of a regression. Empty means `label`. For an npz: source, the
+            names of the targets. Empty then means `target`, or `target_0` and so on.
         validation_fraction: Share of the examples to hold out for validation, if the source has no validation split.
         test_fraction: Share of the examples to hold out for testing, if the source has no test split.
         stratify: Put every class in every split. A split that has no example of a class gets the example with the
-            nearest hash from another split. Examples of such small classes may change their splits when examples are
-            added; all other examples keep their splits. Only for classification, and without effect with
+            nearest hash from another split. Examples of these small classes may move to another split when examples are
+            added. All other examples keep their splits. Only for classification, and without effect with
             `group_column`.
-        group_column: A CSV column or a data field of Label Studio. Examples with the same value stay in one split. If
-            there are few groups, they are assigned so that the splits come as near to their fractions as possible.
+        group_column: A CSV column or a data field of Label Studio. Examples with the same value form a group, and stay
+            in one split. If there are few groups, they are assigned so that the sizes of the splits are as close as
+            possible to the fractions.
         slice_columns: CSV columns or data fields of Label Studio that define slices, for example `site`. With
             `gate.slices`, the gate judges the examples of each value separately. Models do not get these columns.
         columns: Names of CSV or Parquet columns, TFRecord features, or JSON fields of WebDataset and Label Studio, if
             they differ from `path` (CSV only), `image`, `text`, `label`, `split` and `id`, for example {"path":
-            "filename"}. Common names such as `review` and `sentiment` are detected. A `weight`, such as {"weight":
-            "confidence"}, multiplies the loss of its example in training. Metrics are not weighted.
-        split_files: Pattern of the names of each split's files, such as {"train": "mnist-train*", "test":
-            "mnist-test*"}, if the names do not begin with the split. Only for TFRecord, Parquet and WebDataset files.
-        rewrite: Write the examples as new records. If false, the records of a tfrecords: source are checked and used
-            where they are, and `dataset.json` refers to them. Labels must be stored in the form that training reads.
-            `class_names` names the labels 0, 1 and so on.
+            "filename"}. Common names such as `review` and `sentiment` are detected. With a `weight`, such as {"weight":
+            "confidence"}, the loss of each example in training is multiplied by this column. Metrics are not weighted.
+        split_files: Pattern of the file names of each split, such as {"train": "mnist-train*", "test": "mnist-test*"},
+            if the file names do not begin with the name of the split. Only for TFRecord, Parquet and WebDataset files.
+        rewrite: Write the examples as new records. If false, the records of a tfrecords: source are checked and used in
+            place, and `dataset.json` refers to them. In this case, labels must already be stored in the form that
+            training reads, and `class_names` contains the names of the labels 0, 1 and so on.
         join_copies: In splits that are drawn by hash, leave exact and near copies of test examples out of training and
             validation, and copies of validation examples out of training.
         retired_tests: Files `REGISTRY/MODEL/tests/…/examples.npy` of test sets that were used for too many gate
-            decisions; the gate prints these paths. The examples are left out of every split, so the new test set has
-            only newer examples.
+            decisions. The gate prints these paths. The examples of these test sets are left out of every split, so the
+            new test set has only newer examples.
         seed: Seed of the split and of the order in which examples are stored.
         image_size: [height, width] to resize to, or one number for both. Empty means that all images must already have
             the same size.
-        channels: 1 for grey, 3 for colour, 0 for the channels of the first image. Images are converted only for 1 or 3.
+        channels: Number of channels: 1 for grey, 3 for colour, or 0 for the channels of the first image. Images are
+            converted only for 1 or 3.
         apply_rotation: Rotate photos by their EXIF orientation, in the records and for predictions.
         convert_arrays: Also accept arrays with channels first, floats in [0, 1] or one-hot classes, and convert them.
             The log names each conversion.
@@ -77,25 +79,24 @@ class WriteParams:
             image files. `auto` is `raw` for arrays and for images up to 64×64×3, `resized` if photos are more than a
             tenth larger than image_size, and otherwise `encoded`.
         jpeg_quality: Quality of `resized` images, from 1 to 100.
-        crop_margin: Share by which `resized` images are stored larger than `image_size`, so that random crops in
-            training have real pixels. Evaluation and serving use the centre.
+        crop_margin: Fraction by which `resized` images are stored larger than `image_size`, so that random crops in
+            training contain only real pixels. Evaluation and serving use the centre of the images.
         vocabulary_size: Number of token IDs for texts, including padding and unknown. The other IDs are for the most
             frequent words of the training split.
-        num_tokens: Length in words to which all texts are cut or padded. In a corpus, number of characters of a
-            passage.
+        num_tokens: Length in words to which all texts are cut or padded. For a corpus: source, the number of characters
+            in a passage.
         tokenization: Rule that splits texts into words. `words_and_characters`: Unicode spaces and punctuation separate
             words, and each letter of a script without spaces, such as Chinese or Thai, counts as a word.
-            `unicode_words`: the same, but letters of these scripts also form words, for texts whose words are already
-            separated by spaces. `words`: the rule from earlier versions, in which only ASCII characters separate words
-            and only ASCII capitals become lower case.
+            `unicode_words`: like `words_and_characters`, but letters of these scripts also form words, for texts whose
+            words are already separated by spaces. `words`: the rule from earlier versions, in which only ASCII
+            characters separate words and only ASCII capitals become lower case.
         truncate: Side on which texts are cut and padded, `start` or `end`. `start` keeps the last words.
         context_tokens: Number of characters by which validation and test passages of a corpus overlap: a passage begins
             with the last characters of the preceding passage. These characters are context, and are scored only in the
             preceding passage. With 0, half of the predictions have little context.
         class_names: The classes, in order. Empty means the classes in the data, sorted. Names are compared in Unicode
-            NFC, and `1.0` is the class `1`. For folders: the classes to use. For integer labels of arrays: the name of
-            each number. For a multi-label npz: source: the names of the columns. By default, these are the column
-            numbers.
+            NFC, and `1.0` is the class `1`. For folders, the classes to use. For integer labels of arrays, the name of
+            each number. For a multi-label npz: source, the names of the columns, by default the column numbers.
         target_shard_mib: Wanted size of a shard, in MiB.
         max_bad_fraction: Largest share of inputs that may be unreadable or lack a label, split or weight. These inputs
             are quarantined and listed in the manifest.
@@ -105,8 +106,8 @@ class WriteParams:
             always `local`. See `create_tfrecords.engines` for the other engines.
         engine_tasks: Number of parallel steps of `fan_out`, at most 90 on Vertex AI, or of work items of `beam`.
         beam_options: Options of the Beam pipeline by Beam's names, for example `runner`, `region`,
-            `worker_machine_type` and `max_num_workers`. The value of an option without a value is "". Parts are stored
-            below `temp_location`, which must be in a bucket for a `runner` on other machines.
+            `worker_machine_type` and `max_num_workers`. For an option that takes no value, write "". Parts of the data
+            set are stored below `temp_location`, which must be in a bucket if `runner` uses other machines.
     """
 
     source: str
@@ -201,12 +202,12 @@ class WriteParams:
             _ = self.source_ref.place.bucket  # Checks it.
 
     def _meant(self, key: str) -> str:
-        """Return " Did you mean …?" for an unknown key of `columns`, which may be that of a mapping turned around."""
+        """Return " Did you mean …?" for an unknown key of `columns`, whose keys and values may be swapped."""
         name = self.columns[key]
         return f" Did you mean {{{name!r}: {key!r}}}?" if name in _COLUMNS else did_you_mean(key, _COLUMNS)
 
     def _check_not_rewritten(self) -> None:
-        """Raise InputError for parameters that change what is stored, which rewrite=false does not allow."""
+        """Raise InputError if a parameter is set that has no effect with rewrite=false."""
         changing = {
             "engine": self.engine != LOCAL,
             "retired_tests": bool(self.retired_tests),
@@ -223,7 +224,7 @@ class WriteParams:
 
     @functools.cached_property
     def source_ref(self) -> SourceRef:
-        """The parsed source."""
+        """Kind and place in `source`."""
         return SourceRef.parse(self.source)
 
     @property
@@ -233,18 +234,21 @@ class WriteParams:
 
     @property
     def asked(self) -> str:
-        """Task of a model of these data: `language_model` for a corpus: source, otherwise the value of `task`."""
+        """Task of a model that is trained on the data: `language_model` for a corpus: source, otherwise `task`."""
         return LANGUAGE_MODEL if self.source_ref.kind == CORPUS else self.task
 
     def without_columns_beyond(self, names: Sequence[str]) -> Self:
-        """Return a copy with only those `columns` that a source has (`names`). Predictions need no label and no ID."""
+        """Return a copy without the `columns` that a source does not have.
+
+        `names` are the columns of the source. For predictions, the columns of labels and IDs may be missing.
+        """
         there = {name: column for name, column in self.columns.items() if column in names}
         return dataclasses.replace(self, columns=there)
 
 
 @dataclasses.dataclass(frozen=True)
 class WriteResult:
-    """Numbers of written examples, of quarantined inputs and of shards, and the fingerprint of the content."""
+    """Result of create_tfrecords: numbers of examples, quarantined inputs and shards, and the fingerprint."""
 
     num_examples: int
     split_examples: dict[str, int]

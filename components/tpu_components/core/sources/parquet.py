@@ -1,6 +1,6 @@
-"""Parquet files of image files or texts, and data sets of the Hugging Face hub.
+"""Parquet files with images or texts, and data sets of the Hugging Face hub.
 
-The files have the form in which Hugging Face and BigQuery write them.
+The supported Parquet files are those that Hugging Face and BigQuery write.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ def _without_bytes(files: Sequence[Container], column: str) -> InputError:
 
 
 def _column_of(file: Container, column: str) -> Iterator[bytes]:
-    """Yield the values of a column of bytes, or the field `bytes` of Hugging Face's images."""
+    """Yield the images in a column of bytes, or in a column of Hugging Face's images. Yield b"" for a missing image."""
     for value in _values_of(file, column):
         content = value.get("bytes") if isinstance(value, dict) else value
         yield content if isinstance(content, bytes) else b""
@@ -103,9 +103,9 @@ def _values_of(file: Container, column: str) -> Iterator[Any]:
 
 
 def _decoded(values: Any) -> Any:
-    """Return plain values for a categorical column.
+    """Convert values of a categorical column to plain values. Other values are returned unchanged.
 
-    Otherwise, every batch would store all categories.
+    A batch of categorical values would contain all categories.
     """
     import pyarrow.types as types
 
@@ -113,10 +113,10 @@ def _decoded(values: Any) -> Any:
 
 
 def _groups_of(table: Any, column: str) -> Iterator[tuple[int, int, bool]]:
-    """Yield (uncompressed bytes, number of the column's values, whether values may repeat) of every row group.
+    """Yield (uncompressed bytes, number of the column's values, whether values may repeat) for every row group.
 
-    If values repeat, they may take more memory than the bytes of the group. Headers of columns are read only for lists,
-    because some damaged headers crash the process in pyarrow 26.
+    Repeated values may take more memory than the uncompressed bytes of the row group. Column headers are read only for
+    lists, because some damaged headers crash the process in pyarrow 26.
     """
     leaves = [(i, table.schema.column(i)) for i in range(len(table.schema))]
     own = [(i, leaf) for i, leaf in leaves if leaf.path.partition(".")[0] == column]
@@ -151,7 +151,7 @@ def _opened(file: Container) -> Iterator[Any]:
 def list_parquet(location: Location, params: WriteParams, labelled: bool) -> Listing:
     """List the rows of Parquet files. Texts are kept in memory.
 
-    Images without an ID are read once, to identify them by their content.
+    Images without an ID are read once, because they are identified by a hash of their content.
     """
     files = list_containers(location, (".parquet",))
     return _list_tables(files, splits_of(files, location, params.split_files) if labelled else None, params, labelled)
@@ -170,7 +170,7 @@ class HubDataSet(NamedTuple):
 
     @classmethod
     def parse(cls, place: str) -> Self:
-        """Read `OWNER/NAME` or `OWNER/NAME:CONFIG`."""
+        """Parse `OWNER/NAME` or `OWNER/NAME:CONFIG`."""
         name, _, config = place.partition(":")
         return cls(name, config)
 
@@ -188,7 +188,7 @@ def list_hub(location: Location, params: WriteParams, labelled: bool) -> Listing
     so are splits whose labels a data set withholds.
 
     Raises:
-        InputError: If there is no such data set or configuration, or none of its splits can be used.
+        InputError: If there is no such data set or configuration, or none of the splits can be used.
     """
     data_set = HubDataSet.parse(location)
     files = list_containers(data_set.folder, (".parquet",))
@@ -225,7 +225,7 @@ def list_hub(location: Location, params: WriteParams, labelled: bool) -> Listing
 
 
 def _is_unlabelled(files: Sequence[Container], params: WriteParams) -> bool:
-    """Return whether the labels of a split are withheld, which means that each is -1."""
+    """Return whether the labels of a split are withheld: every label is the class index -1."""
     with _opened(files[0]) as table:
         schema = table.schema_arrow
     chosen = choose_fields([*map(as_nfc, schema.names)], params, files[0].path)
@@ -238,8 +238,8 @@ def _is_unlabelled(files: Sequence[Container], params: WriteParams) -> bool:
 def _class_names(schema: Any) -> dict[str, list[str]]:
     """Return {column: class names} for columns of class indices, from the metadata of the package `datasets`.
 
-    https://github.com/huggingface/datasets/blob/main/src/datasets/arrow_writer.py, `_build_metadata`. The form of a
-    list of classes has changed twice.
+    Format: https://github.com/huggingface/datasets/blob/main/src/datasets/arrow_writer.py, `_build_metadata`. The
+    format of a list of class indices has changed twice.
     """
     try:
         features = decode((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
@@ -268,9 +268,9 @@ def _list_tables(
     labelled: bool,
     notes: Sequence[str] = (),
 ) -> Listing:
-    """List the rows of files.
+    """List the rows of Parquet files.
 
-    `of_files` contains the split of each file, or is None. `notes` are messages for the listing.
+    `of_files` is the split of each file, or None for files without splits. `notes` are added to the listing.
     """
     import pyarrow.types as types
 
@@ -338,14 +338,14 @@ def _list_tables(
 
 
 def _has_bytes(kind: Any) -> bool:
-    """Return whether a column contains images as in Hugging Face's data sets, records of `bytes` and `path`."""
+    """Return whether a column type is that of Hugging Face's images: a struct with a field `bytes`."""
     import pyarrow.types as types
 
     return types.is_struct(kind) and kind.get_field_index("bytes") >= 0
 
 
 def _has_paths(kind: Any) -> bool:
-    """Return whether a column may contain paths: strings, or records with a field `path`."""
+    """Return whether a column of this type may contain paths: strings, or a struct with a field `path`."""
     import pyarrow.types as types
 
     is_text = types.is_string(kind) or types.is_large_string(kind)
@@ -353,7 +353,7 @@ def _has_paths(kind: Any) -> bool:
 
 
 def _read_columns(file: Container, names: Sequence[str]) -> tuple[int, dict[str, list[Any]]]:
-    """Return the number of rows in a file, and {name: values} of given columns.
+    """Return the number of rows in a file, and {name: values} of the columns `names`.
 
     Raises:
         InputError: If the file is damaged, or lacks columns of the first file.

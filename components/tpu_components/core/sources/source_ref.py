@@ -1,4 +1,4 @@
-"""`SourceRef`: a source of examples as users name it, `KIND:PLACE`."""
+"""`SourceRef`: the kind and the place of a source, parsed from the text `KIND:PLACE` in a setting."""
 
 import dataclasses
 import re
@@ -14,7 +14,7 @@ class SourceRef:
     `str()` returns the text from which it was parsed.
 
     Attributes:
-        kind: Name of the kind. It need not exist. Empty if the text has no kind before a colon.
+        kind: Name of the kind, which may be unknown. Empty if the text does not begin with a kind and a colon.
         place: Path, URI or pattern of the data, or the name of a library's data set; may be empty.
     """
 
@@ -23,9 +23,9 @@ class SourceRef:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse a source.
+        """Parse the text `KIND:PLACE`, or a place without a kind.
 
-        The colon in the URI of an object store, or after a slash, does not end a kind.
+        A colon in the URI of an object store, or after a slash, does not separate a kind from a place.
 
         Example:
             >>> SourceRef.parse("csv:gs://bucket/list.csv")

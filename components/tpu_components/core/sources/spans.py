@@ -1,6 +1,7 @@
-"""Examples within large files: archives, tables and TFRecords.
+"""Byte ranges of examples in larger files, such as archives and TFRecord files.
 
-The files are read in place, each example by its offset.
+Examples are read from the larger file by their offsets. Examples in compressed files are first copied to a temporary
+file.
 """
 
 import contextlib
@@ -38,7 +39,7 @@ class Span(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Spans:
-    """Byte ranges in files, one for each example. A range takes 20 bytes of memory.
+    """The byte range of each example in a file. A byte range takes 20 bytes of memory.
 
     Attributes:
         paths: Paths of the files.
@@ -83,7 +84,7 @@ class Spans:
 
 
 class LaterSpans:
-    """Byte ranges of examples that are computed when the first of them is requested.
+    """Byte ranges of examples. All byte ranges are computed when the first byte range is requested.
 
     Args:
         paths: Paths of the source's files.
@@ -105,7 +106,7 @@ class LaterSpans:
     def take(self, places: np.ndarray) -> "LaterSpans":
         """Return the byte ranges of the examples with the indices `places`, int[count], in this order.
 
-        They are computed when the first of them is requested.
+        The byte ranges are computed when the first of them is requested.
         """
         num_bytes = self.num_bytes * len(places) // max(self._count, 1)
         return LaterSpans(self.paths, num_bytes, len(places), functools.partial(self._take, places))

@@ -1,4 +1,4 @@
-"""Records that another program has written, and that training reads where they are: their labels, and their files."""
+"""Labels and files of records that another program has written and that training reads in place (rewrite=false)."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.targets import Targets, parse_numbers, without_label
 
-REWRITE = "Set data.rewrite to true: create_tfrecords then writes new records of them."
+REWRITE = "Set data.rewrite to true, so that create_tfrecords writes new records."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,10 +25,10 @@ class StoredFile:
 
 @dataclasses.dataclass(frozen=True)
 class StoredRecords:
-    """The files of a listing whose examples stay where they are, in the order of the listing.
+    """The files of a listing whose records are used in place.
 
     Attributes:
-        files: The files.
+        files: The files, in the order of the listing.
         feature_names: See `Manifest`.
         compression: See `Manifest`.
         encoding: Format of the images: `raw` or `encoded`.
@@ -43,17 +43,17 @@ class StoredRecords:
 def read_stored_targets(
     values: Sequence[list[Any] | None], name: str, params: WriteParams, class_names: Sequence[str], keys: Sequence[str]
 ) -> Targets:
-    """Return the targets of records that are used as they are; see `targets`.
+    """Check the targets of records that are used in place. Return them in the form of the module `targets`.
 
     Args:
-        values: Values of the feature `name` in each record; None or empty if a record has none.
+        values: Values of the feature `name` in each record. None or empty for a record without this feature.
         name: The feature with the target.
         params: Parameters of the records.
-        class_names: Names of the labels 0, 1 and so on; empty for their numbers.
+        class_names: Names of the labels 0, 1 and so on. If empty, the numbers are the names.
         keys: Name of each record in messages.
 
     Returns:
-        The targets; records without a target, or with one that no class has, are in `unusable`.
+        The targets. Records without a target, or with a target that is not valid for the classes, are in `unusable`.
 
     Raises:
         InputError: If training cannot read the feature as it is stored.
@@ -72,8 +72,8 @@ def read_stored_targets(
             received = f"{str(row[:5])[:60]}{' …' if len(row) > 5 else ''}, {len(row):,} in all"
             raise InputError(
                 f"Training cannot read the label of {key} as it is stored: expected {wanted} in {name!r}, received "
-                f"{received}. Name another feature (data.columns={{label: …}}) or task. Or set data.rewrite to true: "
-                "create_tfrecords then writes new records of them."
+                f"{received}. Name another feature (data.columns={{label: …}}) or task. Or set data.rewrite to true, "
+                "so that create_tfrecords writes new records."
             )
     lacking = {i: without_label(None) for i, row in enumerate(rows) if not row}
     if kind is float:
@@ -94,8 +94,8 @@ def read_stored_targets(
     if outside and labels.min() >= 1 and labels.max() == len(classes):
         raise InputError(
             f"The labels in {params.source!r} are 1 to {len(classes)}, but training counts classes from 0. Put a name "
-            "for 0 at the start of data.class_names. Or set data.rewrite to true: create_tfrecords then writes new "
-            "records of them."
+            "for 0 at the start of data.class_names. Or set data.rewrite to true, so that create_tfrecords writes new "
+            "records."
         )
     which = f"0 to {len(classes) - 1}, the indices of the class names"
     odd = {i: f"its label is {labels[i]}, expected {which}" for i in outside}

@@ -1,7 +1,7 @@
-"""Targets of a source as stored numbers, with class names or statistics for the manifest.
+"""Conversion of a source's labels and numbers to targets as they are stored, with class names and statistics.
 
-`labels` are int32[num_examples] class indices, uint8[num_examples, num_classes] of 0 and 1 for multi-label data, or
-float32[num_examples, num_targets] for regression.
+Stored targets are int32[num_examples] class indices, uint8[num_examples, num_classes] of 0 and 1 for multi-label data,
+or float32[num_examples, num_targets] for regression.
 """
 
 import re
@@ -76,7 +76,7 @@ def without_label(label: str | None) -> str:
 def split_labels(
     cells: Sequence[str | Sequence[str] | None], class_names: Sequence[str], where: Sequence[str]
 ) -> Targets:
-    """Convert several labels per example to 0 and 1, uint8[num_examples, num_classes].
+    """Convert any number of labels per example to 0 and 1, uint8[num_examples, num_classes].
 
     Args:
         cells: The labels of every example: a list, or a text such as `cat|dog`. An empty list or text means that no
@@ -85,7 +85,7 @@ def split_labels(
         where: See `index_labels`.
 
     Raises:
-        InputError: If a label is not among the classes, or labels seem to be separated by another character.
+        InputError: If a label is not among the classes, or labels seem to be separated by a character other than `|`.
     """
     label_sets = [cell if cell is None or isinstance(cell, str) else tuple(cell) for cell in cells]
     different = set(label_sets)
@@ -122,11 +122,11 @@ def _names_in(cell: str | tuple[str, ...] | None, missing: Container[str]) -> li
 
 
 def find_joined(cells: Iterable[str]) -> str | None:
-    """Return a cell that seems to contain several labels without `|` between them, or None if there is none.
+    """Return a cell that seems to contain several labels without `|` between them, or None if no cell does.
 
     A comma or semicolon separates labels, and brackets around a cell enclose a list. A space, slash, `&` or `+` may be
-    part of a name, as in `polar bear`. It separates labels if there are fewer different parts than different cells, or
-    if each part of the cells with a separator also occurs in another cell.
+    part of a name, as in `polar bear`. It is taken for a separator if there are fewer different parts than different
+    cells, or if each part of a cell with a separator also occurs in another cell.
 
     Example:
         >>> find_joined(["cat dog", "dog", "cat"]), find_joined(["polar bear", "black cat", "cat"])
@@ -174,7 +174,7 @@ def parse_numbers(
     A number is missing if it is None, NaN, or a text in `MISSING`.
 
     Raises:
-        InputError: If a cell contains something else, or `read_numbers` rejects a number.
+        InputError: If a cell does not contain a number, or `read_numbers` rejects a number.
     """
     values = np.empty((len(where), len(names)))
     for name, column, numbers in zip(names, columns, values.T, strict=True):
@@ -191,9 +191,9 @@ def parse_numbers(
 
 
 def read_numbers(values: np.ndarray, names: Sequence[str], where: Sequence[str], what: str = TARGETS) -> Targets:
-    """Check numbers, float64[num_examples, num_targets]. Return them as float32.
+    """Check numbers, float64[num_examples, num_targets], and convert them to float32.
 
-    Examples with a NaN are in `unusable`.
+    An example with a NaN is in `unusable`. `what` is the first sentence of the error message: `TARGETS` or `WEIGHTS`.
 
     Raises:
         InputError: If a number is not finite as float32, or a weight is negative.

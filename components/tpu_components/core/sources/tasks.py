@@ -1,4 +1,4 @@
-"""Examples for workers, as arguments or as a file of several tasks. So workers need not list the source."""
+"""Selections of examples for workers, as arguments or in a file, so that workers need not list the source."""
 
 import dataclasses
 import io
@@ -70,7 +70,7 @@ class Selection:
 
 
 def pack_tasks(key: str, examples: Selection, counts: Mapping[int, int]) -> bytes:
-    """Return the examples of several parts as the bytes of a file that `load_tasks` reads.
+    """Return the content of a file with the examples of several parts, which `load_tasks` reads.
 
     For contents in files that other machines can read, the bytes contain paths and byte ranges. Contents in memory, or
     in files that were unpacked on this machine, are copied.
@@ -104,7 +104,7 @@ def pack_tasks(key: str, examples: Selection, counts: Mapping[int, int]) -> byte
 
 
 def load_tasks(uri: str, key: str) -> Iterator[tuple[int, Selection]]:
-    """Yield the number of each part in a file, and its examples.
+    """Yield (part number, examples) for each part in a file that `pack_tasks` wrote.
 
     Raises:
         InputError: If the file is missing or damaged, or was written with another `key`.

@@ -1,6 +1,6 @@
-"""TFRecords of other programs, with images or texts.
+"""TFRecord files of other programs, with images or texts.
 
-They are read in place, by the names of the features.
+The files are read in place. The roles of features are chosen by name.
 """
 
 import dataclasses
@@ -73,9 +73,9 @@ class _Row(NamedTuple):
 
 
 def list_tfrecords(location: Location, params: WriteParams, labelled: bool) -> Listing:
-    """List the records of files.
+    """List the records of TFRecord files from other programs.
 
-    Every record is read once, to check it and to find its image or text.
+    Every record is read once, to check the record and to find the image or text in it.
     """
     files = _list_files(location)
     first = _first_record(files[0])
@@ -121,10 +121,11 @@ def _is_compressed(file: Container) -> bool:
 
 
 def _as_stored(chosen: Chosen, location: Location) -> Chosen:
-    """Return the fields for records that are used as they are: their split is that of the file.
+    """Adapt `chosen` to records that are used in place: the split field is removed, and class names are added.
 
     Raises:
-        InputError: If they are texts, which training does not read as texts, or in a store that training does not read.
+        InputError: If the records contain texts, the location is one that training cannot read, or `target_columns` is
+            set.
     """
     params = chosen.params
     if location.is_remote and location.scheme is not Scheme.GOOGLE:
@@ -142,7 +143,7 @@ def _as_stored(chosen: Chosen, location: Location) -> Chosen:
 
 
 def _read_class_names(location: Location, label: str) -> tuple[str, ...]:
-    """Return the class names that TensorFlow Datasets wrote beside its records; empty without this file."""
+    """Return the class names that TensorFlow Datasets has written beside its records, if there are any."""
     folder, pattern = split_pattern(location)
     if not pattern and location.lower().endswith(_SUFFIXES):
         folder = location.parent
@@ -159,14 +160,14 @@ def _stored_records(
     are_compressed: Sequence[bool],
     location: Location,
 ) -> StoredRecords:
-    """Return the description of files whose records are used as they are.
+    """Return the description of files whose records are used in place.
 
     Raises:
         InputError: If the files have no splits, are compressed differently, or one of them is empty.
     """
     if splits is None:
         raise InputError(
-            f"The files in {location} belong to no split, and records that are not rewritten cannot be divided: "
+            f"The files in {location} belong to no split, and records that are used in place cannot be split: "
             f"{quoted([file.name for file in files])}. Name the files of each split, as in data.split_files="
             '{"train": "train*", "test": "test*"}, or {"test": "*"} to evaluate only. Or set data.rewrite to true.'
         )
@@ -214,7 +215,7 @@ def _frames(file: Container) -> Iterator[tuple[bytes, int]]:
 
 
 def _is_raw(first: Mapping[str, list[Any]], name: str, path: str) -> bool:
-    """Return whether the images are raw pixels instead of image files. The first record decides.
+    """Return whether the images are raw pixels instead of image files, according to the first record.
 
     Raises:
         InputError: If the feature contains numbers, a serialized tensor, or raw pixels without their height and width.
@@ -254,7 +255,7 @@ def _is_image(content: bytes) -> bool:
 
 
 def _raw_size(fields: Mapping[str, list[Any]]) -> tuple[int, int, int]:
-    """Return the height, width and channels of raw pixels from other features. A missing value is 0."""
+    """Read the height, width and channels of raw pixels from other features. A missing value is 0."""
     height, width, channels = (_stored_size(fields, names) for names in _SIZES)
     return height, width, channels
 
@@ -268,7 +269,7 @@ def _stored_size(fields: Mapping[str, list[Any]], usual: Sequence[str]) -> int:
 def _raw_header(fields: Mapping[str, list[Any]], content: bytes) -> bytes:
     """Return a PGM or PPM header that makes `content` an image file.
 
-    Return an empty result if the content does not match the stored size.
+    Return empty bytes if the content does not match the size in the other features.
 
     TensorFlow's converters of MNIST and CIFAR-10 wrote raw pixels and the features `height`, `width` and `depth`.
     """
@@ -282,7 +283,7 @@ def _raw_header(fields: Mapping[str, list[Any]], content: bytes) -> bytes:
 
 
 def _unpack(rows: Sequence[_Row]) -> Spans:
-    """Copy contents to a temporary file that all later steps can read: raw pixels become PGM or PPM images."""
+    """Copy the images or texts of records to a temporary file. Raw pixels become PGM or PPM images."""
 
     def contents() -> Iterator[bytes]:
         for path, of_file in itertools.groupby(rows, key=lambda row: row.span.path):

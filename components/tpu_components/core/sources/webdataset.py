@@ -1,8 +1,7 @@
-"""Tar archives of images in WebDataset's format.
+"""Tar archives of images in WebDataset's format, which are read without unpacking.
 
-They are read in place, without unpacking.
-
-https://github.com/webdataset/webdataset: files of one example follow each other and share a name up to the first dot.
+In this format, the files of one example follow each other, and share a name up to the first dot:
+https://github.com/webdataset/webdataset.
 """
 
 import codecs
@@ -43,9 +42,9 @@ class _Example:
 
     Attributes:
         name: Path of the image in the archive.
-        span: Byte range of its content.
-        label: Label from the label file: bytes or a JSON value, or None if there is no label.
-        kept: Values to store with its prediction.
+        span: Byte range of the image in the archive.
+        label: Label from the label file: text, bytes or a JSON value, or None if there is no label.
+        kept: Other values from the JSON file of the image, such as the weight, by this project's names.
     """
 
     name: str
@@ -148,7 +147,7 @@ def _stem_of(name: str) -> str:
 
 
 def _check_folders(examples: Sequence[_Example], location: str) -> None:
-    """Check that the folders in the archives are classes, and not images and their masks or annotations.
+    """Check that the folders in the archives are classes, and do not separate images from masks or annotations.
 
     Raises:
         InputError: If the folders are not classes.
@@ -246,7 +245,7 @@ class _Group:
                     return content.decode("utf-16").strip()
             # As bytes: a label that is not UTF-8 is quarantined with its image.
             return content.removeprefix(codecs.BOM_UTF8).strip()
-        with reading(f"{self.stem}.{suffix} in {self._path}", "the image's label", "Correct it."):
+        with reading(f"{self.stem}.{suffix} in {self._path}", "the image's label", "Correct this file."):
             facts = {as_nfc(field): value for field, value in typed_json.decode(content.decode("utf-8-sig")).items()}
             wanted = {"id": "id", **self._params.columns, **{name: name for name in self._params.slice_columns}}
             self._kept |= {name: facts[field] for name, field in wanted.items() if field in facts}
@@ -254,7 +253,7 @@ class _Group:
             return facts.get(name)
 
     def examples(self) -> Iterator[_Example]:
-        """Yield each image with the label from its label file, or with None if it has no label file."""
+        """Yield each image of the group with the label from the label file, or with None without a label file."""
         for name, span in self._images:
             yield _Example(name, span, self._label, self._kept)
 

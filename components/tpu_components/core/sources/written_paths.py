@@ -1,4 +1,4 @@
-"""Image files for the paths of a table. Some of the files do not exist exactly as written."""
+"""Search for the image files that a table lists, some of which do not exist exactly as the path is written."""
 
 import contextlib
 import itertools
@@ -36,8 +36,8 @@ def find_files(root: Location, keys: Names, folder: str) -> tuple[Names, Files, 
         folder: Folder of the table, which is searched for the nearest files if `root` has no images.
 
     Returns:
-        The paths, with matching variants in place of paths that do not exist; the files; and notes on replaced paths
-        and on missing files that are similar to an existing file.
+        Three values: the paths, with matching variants in place of paths that do not exist; the sizes and versions of
+        the files; and notes on replaced paths and on missing files that are similar to an existing file.
     """
     files = Files.collect(storage.stat_files(root, keys))
     missing = [keys[place] for place in np.flatnonzero(files.are_missing).tolist()]
@@ -77,9 +77,9 @@ def _find_others(root: Location, names: Sequence[str]) -> dict[str, str]:
 
 
 def _readings(root: Location, name: str) -> Iterator[str]:
-    """Yield a path and its variants below `root`.
+    """Yield a path and its variants, except for variants outside `root`.
 
-    The variants have slashes for backslashes, and codes such as `%20` decoded.
+    In the variants, backslashes are replaced by slashes, and codes such as `%20` are decoded.
     """
     slashed = name.replace("\\", "/")
     for reading in dict.fromkeys((name, slashed, unquote(name), unquote(slashed))):
@@ -107,7 +107,8 @@ class _Folder:
     def find(self, name: str) -> list[str]:
         """Return the file with a name.
 
-        If there is none, return files whose names differ only in case, or images that add an extension.
+        If there is no such file, return the files whose names differ only in case. If there are none, return the images
+        whose names without their extensions equal the name, apart from case.
         """
         if name in self._names:
             return [name]
@@ -118,7 +119,8 @@ class _Folder:
 def _nearest_files(root: str, folder: str, names: Sequence[str]) -> dict[str, str]:
     """Return {path that does not exist: the nearest existing image}.
 
-    The nearest image has the same name. If there is none, it has the most similar path.
+    The nearest image has the same file name, apart from case and extension. If there is none, it is the image with the
+    most similar path.
     """
     known: list[str] = []
     for place in (root, folder):

@@ -1,1 +1,1 @@
-"""Old names of `core.component`, which components that were compiled before it was renamed import when they run."""
+"""Old name of the package `core.component`, for components that were compiled before the package was renamed."""

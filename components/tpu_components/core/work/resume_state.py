@@ -2,7 +2,7 @@
 
 ROOT/begun.json       digest of everything that the pieces depend on
 ROOT/whole/NAME       a piece
-ROOT/notes/NAME.json  its description and checksum; a piece is finished when this file exists
+ROOT/notes/NAME.json  description and checksum of the piece; a piece is finished when this file exists
 ROOT/tasks/00007.npz  input of a worker on another machine
 """
 
@@ -37,7 +37,7 @@ class Piece(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ResumeState:
-    """Folder with the finished pieces of some work, and a digest of the work's inputs.
+    """A folder with finished pieces of work, and with a digest of everything that the work depends on.
 
     Attributes:
         root: The folder.
@@ -50,11 +50,10 @@ class ResumeState:
         return self._digest() == digest
 
     def begin(self, digest: str) -> Self:
-        """Create the folder, or continue with an existing folder. Return this object.
+        """Create the folder for the work with this digest, or continue with an existing folder. Return this object.
 
-        Pieces that a killed run has finished are kept.
-
-        Pieces of other work in a local folder are removed.
+        Pieces of the same work, which a killed run has finished, are kept. Pieces of other work in a local folder are
+        removed.
 
         Raises:
             InputError: If the folder is in a bucket and belongs to other work.
@@ -135,7 +134,7 @@ class ResumeState:
         return f"{self.root}/tasks/{number:05d}.npz"
 
     def hand_over(self, numbers: Iterable[int], pack: Callable[[int], bytes]) -> None:
-        """Write the missing input files for tasks. `pack` returns the content for the number of a task."""
+        """Write the missing input files of tasks. `pack` returns the content of the file for a task's number."""
         there = storage.names_in(f"{self.root}/tasks")
         missing = [number for number in numbers if f"{number:05d}.npz" not in there]
         for _ in in_threads(storage.write_file, self.root, map(self.task, missing), map(pack, missing)):
@@ -150,9 +149,9 @@ class ResumeState:
 
 @contextlib.contextmanager
 def giving_up(*folders: ResumeState) -> Iterator[None]:
-    """Prevent a later attempt from reusing finished pieces if the block raises InputError.
+    """Prevent later attempts from reusing the finished pieces in folders if the block raises InputError.
 
-    The block checks the data of the pieces.
+    The block should check the data of the pieces: an InputError means that the data changed while they were read.
     """
     try:
         yield

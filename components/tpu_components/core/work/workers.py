@@ -1,4 +1,4 @@
-"""Distribution of work to processes of this machine, or to threads for reads from a bucket."""
+"""Distribution of work to local processes, or to threads for reads from a bucket."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from tpu_components.core.files.location import Location
 
 @contextlib.contextmanager
 def in_processes(function: Callable[..., Any], calls: Iterable[tuple[Any, ...]], num_workers: int) -> Iterator[Any]:
-    """Yield the results of a function in the order of the calls, computed by worker processes.
+    """Call a function in worker processes. Yield an iterator over the results, in the order of the calls.
 
     Args:
         function: Function to call.
@@ -58,7 +58,8 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any, seconds: flo
 
     Raises:
         InputError, PlatformError: If the function raises one of them.
-        RuntimeError: If the function raises another error, the process ends before the call, or the time limit passes.
+        RuntimeError: If the function raises another error, the process ends before the function returns, or the time
+            limit passes.
     """
     from joblib.externals.loky import ProcessPoolExecutor
 
@@ -92,7 +93,7 @@ def _call(function: Callable[..., Any], arguments: Iterable[Any]) -> Any:
 
 
 def in_threads(function: Callable[..., Any], place: str, *arguments: Iterable[Any]) -> Iterator[Any]:
-    """Yield results like `map`. If `place` is in a bucket, threads prefetch a limited number of results.
+    """Yield results like `map`. If `place` is a path in a bucket, threads prefetch a limited number of results.
 
     Threads hide the latency of a bucket. On a local disk, they would not be faster.
     """

@@ -7,10 +7,10 @@ from tpu_components.core.component.command_line import StepCommand, run_commands
 from tpu_components.create_tfrecords import WriteParams
 from tpu_components.create_tfrecords.engines import beam, fan_out
 
-_PLAN = {"help": "Folder that the command plan wrote, local or in a bucket."}
+_PLAN = {"help": "Folder that the plan command wrote, local or in a bucket."}
 _NUMBER = {"type": int, "help": "Number of the range, from 0."}
-_PARTS = {"nargs": "+", "help": "Folders that the command write wrote, in any order."}
-_OUTPUT = {"help": "Folder to write. For plan and write, it may be in a bucket."}
+_PARTS = {"nargs": "+", "help": "Folders that the write commands wrote, in any order."}
+_OUTPUT = {"help": "Folder to write. For the plan and write commands, it may be in a bucket."}
 _RECORDS = {"type": Path, **_OUTPUT}
 _VERSION = {"default": "", "help": "Expected version of the data, from list_source. If empty, any version is accepted."}
 _COMMANDS = {
@@ -45,7 +45,7 @@ def main() -> int:
     """Run one of the commands and return the exit code."""
     return run_commands(
         "python -m tpu_components.create_tfrecords.engines",
-        "Write records with several commands. The bytes are the same as if one machine writes the records.",
+        "Write records with several commands. The files are the same as if one machine had written them.",
         _COMMANDS,
     )
 

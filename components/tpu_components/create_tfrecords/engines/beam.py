@@ -1,6 +1,8 @@
-"""Writes records with a pipeline of Apache Beam on any runner. Each worker writes some ranges of the parts.
+"""Writes records with an Apache Beam pipeline on any runner. Each worker writes some ranges of the parts.
 
-TEMP/JOB   tasks and finished parts (see `resume_state`). Only the process of the step lists the source.
+Only the process of the step lists the source. It shares this folder with the workers:
+
+TEMP/JOB   tasks and finished parts (see `resume_state`); TEMP is the option `temp_location`
 """
 
 import importlib.util
@@ -84,7 +86,7 @@ def _python_with_beam() -> str:
 
 
 def _write_by(python: str, params: WriteParams, directory: Path, data_version: str) -> WriteResult:
-    """Run `write_with_beam` as a command of another Python interpreter. SIGTERM is passed on to the command.
+    """Run `write_with_beam` in another Python process, which gets SIGTERM if this process is interrupted.
 
     Raises:
         InputError: If the command reports a mistake of the user, or cannot be started.

@@ -1,9 +1,9 @@
-"""Writes records with several commands.
+"""Writes records with several commands, which may run on different machines.
 
-One command plans, several commands write a range of the parts each, and one command merges the parts.
+One command plans the parts. Then several commands write one range of the parts each. The last command merges the parts.
 
 PLAN/plan.json           digest of everything that the parts depend on, and the number of ranges
-PLAN/words.npz           for texts: counts of their words. The words are read once, before any part is written
+PLAN/words.npz           for texts: counts of their words, which are read once, before any part is written
 PARTS/whole/000007.npz   a part; PARTS is a folder of finished pieces, see `resume_state`
 
 PLAN and PARTS are local or mounted folders, or folders in buckets.
@@ -65,7 +65,7 @@ class PartsPlan(JsonFile, name=_PLAN_FILE, what="a plan of parts", step="plan_pa
 
 @dataclasses.dataclass(frozen=True)
 class RangeResult:
-    """A range of parts that a command has written.
+    """A range of parts that one command has written.
 
     Attributes:
         first: Index of the first part of the range among all parts.
@@ -145,7 +145,7 @@ def write_parts(params: WriteParams, plan_dir: str, directory: str, number: int)
 
 
 def merge_parts(params: WriteParams, plan_dir: str, folders: Sequence[str], directory: Path) -> WriteResult:
-    """Merge the parts of all ranges into records. The bytes are the same as if one machine writes the records.
+    """Merge the parts of all ranges into records. The files are the same as if one machine had written them.
 
     Args:
         params: Parameters that `plan_parts` and `write_parts` were called with.
@@ -160,7 +160,7 @@ def merge_parts(params: WriteParams, plan_dir: str, folders: Sequence[str], dire
 
 
 def merge(planned: PartsPlan, prepared: Prepared, folders: Sequence[str], directory: Path) -> WriteResult:
-    """Merge parts like `merge_parts`, for a caller that has already listed and prepared the data set."""
+    """Merge the parts of all ranges into records, like `merge_parts`, with a data set that is already prepared."""
     tasks = prepared.cut(planned.num_ranges)
 
     def read_parts() -> Written:
@@ -192,7 +192,7 @@ def _prepare_again(params: WriteParams, plan_dir: str) -> tuple[PartsPlan, Prepa
     """Load a plan of parts, and prepare its data set again.
 
     Raises:
-        InputError: If the data, the parameters or the code have changed since.
+        InputError: If the data, the parameters or the code have changed since the plan was written.
     """
     with tempfile.TemporaryDirectory() as folder:
         here = storage.localize(plan_dir, Path(folder))

@@ -1,7 +1,7 @@
 """The process that compiles: receives one program after another on stdin, and sends each outcome through a pipe.
 
-The process may die: an internal error of the compiler aborts it, and a compilation can take gigabytes. `sandbox` starts
-it.
+The process may die, because an internal error of the compiler aborts it, and a compilation can take gigabytes of
+memory. `sandbox` starts the process.
 """
 
 import contextlib
@@ -15,7 +15,10 @@ from tpu_components.core.base.termination import end_with
 
 
 def main() -> None:
-    """Compile the programs on stdin until it ends, and send each outcome through the pipe that the argument names."""
+    """Compile programs from stdin until stdin ends, and send each outcome through a pipe.
+
+    The argument of the process is the file descriptor of the pipe.
+    """
     cache_dir, parent = pickle.load(sys.stdin.buffer)
     end_with(parent)
     with Connection(int(sys.argv[1]), readable=False) as pipe, contextlib.suppress(BrokenPipeError, EOFError):

@@ -1,4 +1,4 @@
-"""Cache of the results of compilations and measurements: JSON files of this user, which are checked before use.
+"""A cache for the results of compilations and measurements: JSON files of this user, which are checked before use.
 
 A file is ignored if it is damaged, was renamed, or may have been written by another user.
 """
@@ -21,10 +21,10 @@ _MAY_NOT = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
 
 
 def recall(path: Path, kind: Any) -> Any:
-    """Return the cached value of a path, or None if it is missing or ignored.
+    """Return the value in a cache file, or None if the file is missing or must be ignored.
 
     Args:
-        path: The file. Its name is the key.
+        path: The file. Its name is the key of the value.
         kind: Type of the value; see `typed_values.read`.
     """
     try:
@@ -36,9 +36,9 @@ def recall(path: Path, kind: Any) -> Any:
 
 
 def keep(path: Path, content: Mapping[str, Any]) -> None:
-    """Cache JSON in a file, in a folder that is private to this user.
+    """Write a JSON object to a cache file, in a folder that is private to this user.
 
-    If the folder cannot be created, nothing is cached.
+    If the folder cannot be written, nothing is cached.
     """
     try:
         _write_own(path, content)

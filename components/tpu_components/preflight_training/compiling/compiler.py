@@ -1,9 +1,8 @@
-"""The TPU compiler in a separate process.
+"""Builds a model's training step from abstract shapes, and compiles it for a machine.
 
-It builds the training step on abstract shapes, and lowers and compiles it.
-
-The process may die, because an internal error of the compiler aborts it, and a compilation can take gigabytes of
-memory. `sandbox` starts the process, sends one `Compilation` after another, and receives each `Outcome` through a pipe.
+This code runs in a separate process, which may die: an internal error of the compiler aborts the process, and a
+compilation can take gigabytes of memory. `sandbox` starts the process, sends one `Compilation` after another, and
+receives each `Outcome` through a pipe.
 """
 
 import ast
@@ -72,12 +71,15 @@ class Compilation:
         return self.training.backend
 
     def key(self) -> str:
-        """Return a digest of what the outcome depends on."""
+        """Return a digest of everything on which the outcome depends."""
         model = model_code(self.training.model, self.training.model_parameters)
         return digest_of([dataclasses.asdict(self), code_of([__name__]).digest, model.digest, versions_and_flags()])
 
     def compile(self, cache_dir: Path) -> Outcome:
-        """Compile the program in this process; see `compile_step`."""
+        """Compile the program in this process, and check that train_model would accept the model.
+
+        See `compile_step`.
+        """
         import_keras_alone()
         keras.utils.clear_session()  # Otherwise the second model has a layer dense_2. This resets the settings below.
         keras.config.set_dtype_policy(self.training.precision)
@@ -94,7 +96,7 @@ class Compilation:
 
     @property
     def batch_size(self) -> int:
-        """Examples of all replicas in a step."""
+        """Number of examples in a step of all replicas together."""
         return self.training.batch_size_per_replica * self.machine.devices
 
     @property
@@ -120,7 +122,10 @@ def _build(compilation: Compilation) -> tuple[Any, int]:
 
 
 def _without_values(make: Callable[[], Any]) -> Any:
-    """Call a function that creates variables. The variables get shapes but no values, so they take no memory."""
+    """Call a function that creates variables, and return its result.
+
+    The variables get shapes but no values, so they take no memory. If the function needs values, they get values.
+    """
     made: list[Any] = []
 
     def run() -> tuple[()]:
@@ -219,6 +224,8 @@ def _drop_copies(module: Any, ir: Any) -> None:
 def compile_step(compilation: Compilation, cache_dir: Path) -> Outcome:
     """Compile one step, or return the cached outcome of the same program, slice and compiler.
 
+    For a GPU, nothing is compiled, and the outcome has a lower bound of the memory.
+
     Raises:
         InputError: If the model does not exist, or does not accept its parameters or the data.
     """
@@ -309,7 +316,7 @@ _HOST_CALLS = ("py_function", "numpy_function", "py_func")
 
 
 class _Failure:
-    """Error of a compilation: its reason, and the layer and the line of the model's code that caused it.
+    """An error of a compilation, with its reason and the layer and line of the model's code that caused it.
 
     Args:
         error: The error.
@@ -367,9 +374,9 @@ class _Failure:
         return ""
 
     def _called(self, names: Sequence[str]) -> tuple[str, str] | None:
-        """Return name and `file:line` of the first call of one of these functions.
+        """Return name and `file:line` of the first call of one of these functions in the model's code.
 
-        Return None if the model calls none of them.
+        Return None if the model's code calls none of them.
         """
         for path in source_files(self._model):
             for node in ast.walk(ast.parse(path.read_bytes())):
@@ -381,9 +388,9 @@ class _Failure:
 
     @functools.cached_property
     def _place(self) -> tuple[str, str]:
-        """Innermost layer, and line of the model's code, in the traceback or the text of the error.
+        """Innermost layer, and innermost line of the model's code, in the traceback or text of the error.
 
-        They are empty if unknown.
+        A value is empty if it is unknown.
         """
         own = {str(path.resolve()) for path in source_files(self._model)}
         layer = source = ""

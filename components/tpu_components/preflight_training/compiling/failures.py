@@ -27,12 +27,15 @@ def is_data_dependent(error: BaseException) -> bool:
 
 
 def verdict_of(text: str) -> str:
-    """Return the verdict on a program whose compilation failed with this text."""
+    """Return the verdict on a program whose compilation failed with this error message."""
     return DOES_NOT_FIT if "RESOURCE_EXHAUSTED" in text else DOES_NOT_COMPILE
 
 
 def needed_bytes(text: str) -> int:
-    """Return how many bytes of a device's memory a program needs that does not fit, from the error; 0 if unknown."""
+    """Return the bytes of device memory that a program needs, from the message of the error that it does not fit.
+
+    Return 0 if the number is unknown.
+    """
     needed = re.search(r"required[^(]*\(([\d.]+)([KMG])\)|Used ([\d.]+)([KMG]) of", text)
     if verdict_of(text) != DOES_NOT_FIT or needed is None:
         return 0
@@ -41,14 +44,14 @@ def needed_bytes(text: str) -> int:
 
 
 def explain(chain: Sequence[BaseException], text: str, operation: Callable[[], str] = str) -> str:
-    """Return why a compilation failed, in one or two sentences.
+    """Return the reason why a compilation failed, in one or two sentences.
 
-    The compiler's words are used if they are readable.
+    If the cause is not one of the known causes, the reason is the first line of the error's message.
 
     Args:
         chain: The error and its causes.
-        text: Their messages.
-        operation: Returns the name of the operation of `keras.ops` that failed. Empty if there is none.
+        text: The messages of these errors.
+        operation: Function that returns the name of the `keras.ops` operation that failed, or an empty string.
     """
     for error in filter(is_data_dependent, chain):
         name = operation()

@@ -1,9 +1,8 @@
-"""Cost of a compiled TPU program by layer.
+"""Reads the cost of a compiled TPU program, layer by layer.
 
-The cost consists of cycles, arithmetic and memory traffic of operations, and collectives.
-
-It is read from the text of `jax.stages.Compiled.as_text()`: scheduled HLO with the compiler's estimate of the cycles of
-each fusion, which no API of XLA gives by operation. Format: https://openxla.org/xla/operation_semantics.
+The cost consists of the cycles, arithmetic and memory traffic of operations, and of collectives. It is read from the
+result of `jax.stages.Compiled.as_text()`: scheduled HLO with the compiler's estimate of the cycles of each fusion. No
+API of XLA returns these estimates by operation. Format: https://openxla.org/xla/operation_semantics.
 """
 
 import dataclasses
@@ -69,14 +68,14 @@ class MatrixProduct:
     """A convolution or matrix product in the compiled program.
 
     Attributes:
-        rows: The batch, or the dimension that takes its place in a gradient.
-        contraction: Size of the dimension that is summed over, on one side of the matrix unit.
-        columns: The output features, on the other side of the matrix unit.
-        flops: Operations of one run. A multiplication and an addition count as two.
+        rows: Size of the batch dimension, or of the dimension that takes its place in a gradient.
+        contraction: Size of the dimension that is summed over, which lies along one side of the matrix unit.
+        columns: Number of output features, which lie along the other side of the matrix unit.
+        flops: Floating-point operations of one run. A multiplication and an addition count as two.
         is_forward: Whether the product belongs to the forward pass.
-        times: Number of times that it runs in a step.
+        times: Number of runs in a step.
         groups: Number of feature groups. Each output feature depends only on the input features of its group.
-        is_narrow: Whether it multiplies values of at most 8 bits.
+        is_narrow: Whether the product multiplies values of at most 8 bits.
     """
 
     rows: int
@@ -89,7 +88,7 @@ class MatrixProduct:
     is_narrow: bool = False
 
     def padded_flops(self, mxu_size: int) -> float:
-        """Return the operations of the matrix unit, with both sides padded to whole tiles."""
+        """Return the operations of the matrix unit if all dimensions are padded to whole tiles."""
         return (
             self.flops
             * padding(self.contraction, mxu_size)
@@ -104,8 +103,8 @@ class OperationCost:
 
     Attributes:
         kind: Kind of the operations.
-        cycles: The compiler's estimate of one run, or 0 if there is none, as for a kernel.
-        flops: Operations of the matrix products in one run.
+        cycles: The compiler's estimate of the cycles of one run, or 0 if there is none, as for a kernel.
+        flops: Floating-point operations of the matrix products in one run.
         num_bytes: Bytes that one run moves from and to the device's main memory.
         times: Number of runs in a step.
         filled: Share of the matrix units' tiles that a kernel's products fill, or 1 for all other operations.
@@ -167,12 +166,12 @@ class ProgramCost:
     """The cost of one step of a program on one device.
 
     Attributes:
-        layers: Costs by layer.
-        collectives: The communication.
+        layers: Cost of each layer, by name.
+        collectives: Communication between devices.
         unknown_loops: Number of loops whose trip count is unknown. Their operations count once.
-        early_loops: Number of loops that may end before their largest trip count, with which their operations count.
-        copied_bytes: Bytes that copies beside the computation move from and to the device's main memory.
-        host_bytes: Bytes that copies beside the computation move between the device and its host.
+        early_loops: Number of loops that may end early. Their operations count as often as the largest trip count.
+        copied_bytes: Bytes that copies in parallel with the computation move from and to the device's main memory.
+        host_bytes: Bytes that copies in parallel with the computation move between the device and its host.
         host_calls: Operations that call the host in every step.
     """
 
@@ -211,7 +210,7 @@ def layer_of(op_name: str, layers: Collection[str]) -> str:
     Return `OPTIMIZER` for the optimizer, or `OTHER` for an operation that belongs to no layer.
 
     Args:
-        op_name: The path.
+        op_name: Path of the operation.
         layers: Names of all layers. If a name occurs twice, the result begins with the name of the parent layer.
 
     Example:
@@ -248,13 +247,13 @@ _TRANSFORMATIONS = re.compile(r"^(?:jvp|vjp|transpose|vmap|pmap|linearize)\((.*)
 
 
 def scope_of(op_name: str, levels: int) -> str:
-    """Return the first scopes in an operation's path; the operation's own name if it is in no scope.
+    """Return the outermost scopes in an operation's path, or the operation's name if it is in no scope.
 
-    Scopes are those of `jax.named_scope`, which Flax, Haiku and others open for each module.
+    `jax.named_scope` opens a scope. Flax, Haiku and others open one for each module.
 
     Args:
-        op_name: The path.
-        levels: Number of scopes.
+        op_name: Path of the operation.
+        levels: Largest number of scopes to return.
 
     Example:
         >>> scope_of("jit(train_step)/transpose(jvp(CNN))/Dense_0/dot_general", 2)
@@ -313,9 +312,9 @@ def _product(instruction: Instruction, scope: Scope) -> MatrixProduct | None:
 
 @functools.lru_cache(maxsize=1024)
 def _pairs(size: int, kernel: int, out: int, pad: int, stride: int, dilation: int, kernel_dilation: int) -> int:
-    """Count, along an axis, the pairs of output and kernel tap that read an input.
+    """Count the pairs of output position and kernel tap along an axis that read an input value.
 
-    Pairs that read zeros of padding or dilation do not count.
+    Pairs that read a zero of padding or dilation do not count.
     """
     at = np.arange(out) * stride - pad
     count = 0
@@ -326,18 +325,18 @@ def _pairs(size: int, kernel: int, out: int, pad: int, stride: int, dilation: in
 
 
 class _Program:
-    """Computations of a program, and the operations that they run."""
+    """A parsed program: its computations, and the operations that they run."""
 
     def __init__(self, text: str) -> None:
         self.computations, self.entry = parse_hlo(text)
         self.loops = Loops(self.computations)
 
     def operations(self, computation: str, times: int = 1) -> Iterator[tuple[Instruction, Scope, int]]:
-        """Yield each operation with the computation around it and its number of runs.
+        """Yield each operation, the computation that contains the operation, and the operation's number of runs.
 
         Loops and calls are replaced by their operations. A conditional is replaced by the operations of its longest
-        branch. A loop whose length is unknown, or only has an upper limit, is also yielded, before its operations. They
-        count once, or as often as the limit allows.
+        branch. A loop of unknown length is also yielded itself, before its operations, which count once. So is a loop
+        that may end early, whose operations count as often as its limit allows.
         """
         scope = self.computations[computation]
         for instruction in scope.values():
@@ -363,7 +362,7 @@ class _Program:
         return instruction.opcode == "call-start" and not any(self.collectives(instruction, scope))
 
     def _branch_weight(self, computation: str) -> tuple[float, float]:
-        """Return the cycles of a branch and the bytes that it moves. The longer branch is chosen by them."""
+        """Return the cycles of a branch and the bytes that it moves. The branch with the most cycles is the longest."""
         costs = [
             (times, self.cost(instruction, scope)[0])
             for instruction, scope, times in self.operations(computation)
@@ -372,7 +371,7 @@ class _Program:
         return sum(times * cost.cycles for times, cost in costs), sum(times * cost.num_bytes for times, cost in costs)
 
     def cost(self, instruction: Instruction, scope: Scope) -> tuple[OperationCost, list[tuple[str, MatrixProduct]]]:
-        """Return the cost of one run of an operation, and the name and value of each matrix product in it."""
+        """Return the cost of one run of an operation, and each matrix product in it with its path in the program."""
         named = list(self.products(instruction, scope))
         flops = sum(product.flops for _, product in named)
         inside = {step.opcode for step in self._inside(instruction)}
@@ -412,7 +411,7 @@ class _Program:
                 yield from self._inside(step)
 
     def _traffic(self, instruction: Instruction, scope: Scope) -> int:
-        """Return how many bytes an operation reads from main memory and writes to it.
+        """Return how many bytes an operation reads from main memory and writes to main memory.
 
         If the operation reads or writes a slice of an array, only the slice counts.
         """
@@ -427,7 +426,7 @@ class _Program:
         return read + self._written(instruction, scope)
 
     def _read(self, user: Instruction, position: int, whole: int) -> int:
-        """Return how many of the `whole` bytes of an operand an operation reads."""
+        """Return the number of bytes that an operation reads of the operand at `position`, which has `whole` bytes."""
         if user.opcode in ("dynamic-slice", "slice", "gather") and position == 0:
             together = max(_WORD_BYTES // ELEMENT_BYTES[user.arrays[0].kind], 1) if user.opcode == "gather" else 1
             return min(whole, together * user.num_bytes)
@@ -441,7 +440,7 @@ class _Program:
     def _read_inside(self, fusion: Instruction, position: int, whole: int) -> tuple[int, bool]:
         """Return the number of bytes that a fusion reads of one operand, and whether it returns the operand unchanged.
 
-        A copy or another shape of the operand also counts as unchanged.
+        A copied, reshaped or transposed operand counts as unchanged.
 
         Args:
             fusion: The fusion.
@@ -500,7 +499,7 @@ class _Program:
     def collectives(
         self, instruction: Instruction, scope: Scope, is_fused: bool = False
     ) -> Iterator[tuple[str, Collective]]:
-        """Yield a collective, or the collectives in the computations that an operation calls, with their channels."""
+        """Yield (channel, collective) for each collective that an operation is or calls."""
         kind = instruction.opcode.removesuffix("-start")
         if kind in _COLLECTIVES:
             kind = _fused_kind(instruction, scope) if is_fused else kind
@@ -515,7 +514,7 @@ class _Program:
                     yield from self.collectives(inner, self.computations[name], kind == "fusion")
 
     def products(self, instruction: Instruction, scope: Scope) -> Iterator[tuple[str, MatrixProduct]]:
-        """Yield name and matrix product of each convolution that an operation is or calls."""
+        """Yield (path, matrix product) for each convolution that an operation is or calls."""
         if instruction.opcode == "convolution" and (product := _product(instruction, scope)):
             yield instruction.op_name, product
         for name in instruction.called("calls"):
@@ -529,7 +528,7 @@ _CYCLES, _TARGET = r'"estimated_cycles":"(\d+)"', r'custom_call_target="([^"]*)"
 
 
 def _fused_kind(collective: Instruction, scope: Scope) -> str:
-    """Return what a collective does together with the other operations of its fusion.
+    """Return the opcode of the collective that a fused collective and the rest of its fusion amount to.
 
     The compiler writes a reduce-scatter as an all-reduce and a slice of its result, and an all-gather as an all-reduce
     of arrays that are zero outside of a slice. The chips only send slices.
@@ -596,16 +595,14 @@ def _takes_time(instruction: Instruction) -> bool:
 
 
 def read_cost(text: str, name_layer: Callable[[str], str]) -> ProgramCost:
-    """Return the cost of one step.
+    """Return the cost of one step of a compiled program.
 
-    For a program that runs blocks of steps, this is the cost of the loop's body.
-
-    Operations outside of the loop are left out, because they run only once per block, and a block takes a quarter of a
-    second.
+    If the program runs blocks of steps in a loop, this is the cost of the loop's body. Operations outside of this loop
+    are left out, because they run only once per block, and a block takes a quarter of a second.
 
     Args:
         text: Scheduled HLO of one device's program.
-        name_layer: Returns the name of the layer of an operation, from the operation's path.
+        name_layer: Function that returns the name of an operation's layer from the operation's path.
     """
     program = _Program(text)
     entry = program.computations[program.entry].values()

@@ -1,4 +1,4 @@
-"""Instructions in the text of a compiled program: scheduled HLO."""
+"""Parses the text of a compiled program, which is scheduled HLO, into instructions."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ HOST = 5
 
 
 def _bits(layout: str) -> int | None:
-    """Return the bits of an element in a layout such as `1,0:T(64,128)E(4)`, or None if they are those of its type."""
+    """Return the bits per element in a layout such as `1,0:T(64,128)E(4)`, or None if the layout has no such number."""
     named = re.search(r"E\((\d+)\)", layout)
     return int(named[1]) if named else None
 
@@ -37,13 +37,13 @@ def _space(layout: str) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """An array in the shape of an instruction.
+    """An array in the result of an instruction.
 
     Attributes:
-        kind: Type of its elements, such as `bf16`.
+        kind: Type of the elements, such as `bf16`.
         dims: Dimensions.
-        space: Number of its memory: `HBM`, `VMEM`, or another memory on the chip, such as 3 for CMEM on v4.
-        bits: Bits of an element if they are fewer than those of its type, which is the case for packed int4.
+        space: Number of the memory that holds the array: `HBM`, `VMEM`, or another memory, such as 3 for CMEM on v4.
+        bits: Bits per element if the layout specifies them, as for packed int4. None means those of the type.
     """
 
     kind: str
@@ -79,7 +79,7 @@ class Instruction:
 
     @functools.cached_property
     def arrays(self) -> tuple[Array, ...]:
-        """Arrays of the shape. A tuple has several arrays."""
+        """Arrays of the result. A tuple has several arrays."""
         arrays = re.findall(r"\b([a-z][a-z0-9]*)\[([\d,]*)\](?:\{([^}]*)\})?", self.shape)
         return tuple(
             Array(kind, tuple(int(d) for d in dims.split(",") if d), _space(layout), _bits(layout))
@@ -103,7 +103,7 @@ class Instruction:
         return self.attribute(r'op_name="([^"]*)"')
 
     def called(self, *attributes: str) -> list[str]:
-        """Return the names of the computations in attributes such as `body`."""
+        """Return the names of the computations that attributes such as `body` refer to."""
         names: list[str] = []
         for attribute in attributes:
             for single, several in re.findall(rf"\b{attribute}=(?:%([\w.\-]+)|\{{([^}}]*)\}})", self.attributes):
@@ -115,7 +115,7 @@ Scope = Mapping[str, Instruction]  # A computation: its instructions by name.
 
 
 def parse_hlo(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
-    """Return the computations of a module by name, as instructions by name, and the name of the entry computation."""
+    """Parse a module. Return its computations, as `{computation: {name: instruction}}`, and the name of its entry."""
     computations: dict[str, dict[str, Instruction]] = {}
     entry = ""
     current = ""

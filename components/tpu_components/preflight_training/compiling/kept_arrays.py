@@ -1,7 +1,4 @@
-"""Computes the memory that an example of a batch needs at least.
-
-It is computed from the training step of an uncompiled model.
-"""
+"""Computes a lower bound of the memory that each example of a batch needs, without compiling the training step."""
 
 import contextlib
 import math
@@ -19,13 +16,15 @@ _UNKEPT = ("checkpoint", "pallas_call")
 
 
 def least_example_bytes(model: Any, interface: Interface) -> int:
-    """Return the bytes that each example of a batch needs at least in a training step on the JAX backend.
+    """Return a lower bound of the bytes that each example of a batch needs in a training step on the JAX backend.
 
     The bytes include the example's inputs, targets and weight, and the results of the forward pass that the backward
-    pass needs. The compiler recomputes cheap results, but not products: for each product, it keeps the result or an
-    array computed from the result. The compiler keeps at least half of the arrays that JAX keeps for the backward pass,
-    because these contain both the argument and the result of an activation function. The smaller of these two numbers
-    is counted.
+    pass needs. There are two lower bounds of these results, and the smaller one is used:
+
+    - The compiler recomputes cheap results, but not matrix products. For each product, it keeps the result or an array
+      computed from the result.
+    - The compiler keeps at least half of the arrays that JAX keeps for the backward pass, because these contain both
+      the argument and the result of an activation function.
 
     Args:
         model: Model after `compile_model`. Its variables may be abstract.

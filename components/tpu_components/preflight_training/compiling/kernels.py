@@ -17,18 +17,18 @@ _SHARE_OF_MASKED = 0.5
 
 
 class KernelWork(NamedTuple):
-    """Operations of a kernel's matrix products.
+    """The number of operations of a kernel's matrix products.
 
     Attributes:
-        flops: Multiplications and additions.
-        padded: The same operations with both dimensions of each weight rounded up to multiples of `LANES`.
+        flops: Number of multiplications and additions.
+        padded: The same number if both dimensions of each weight are rounded up to multiples of `LANES`.
     """
 
     flops: float = 0.0
     padded: float = 0.0
 
     def times(self, factor: float) -> "KernelWork":
-        """Return the work of several runs."""
+        """Return the work of `factor` runs."""
         return KernelWork(factor * self.flops, factor * self.padded)
 
 
@@ -80,7 +80,7 @@ def _grid(function: Any) -> int:
 
 
 def _work(operation: Any) -> KernelWork:
-    """Return the work of the products inside an operation, with every iteration of its loops."""
+    """Return the work of the matrix products inside an operation, counting every iteration of its loops."""
     total = _sum(
         _product_work(inner) if inner.operation.name in _PRODUCTS else _work(inner.operation)
         for region in operation.regions

@@ -1,7 +1,7 @@
-"""Number of iterations of the loops in a compiled program.
+"""Finds the number of iterations of the loops in a compiled program.
 
-HLO has no counted loop. A loop has a state, which is a tuple, and a condition. Its number of iterations is known if the
-condition compares a whole number of the state with a constant, and each iteration adds a constant to this number.
+HLO has no counted loop. A loop has a state, which is a tuple, and a condition. The number of iterations is known if the
+condition compares an integer in the state with a constant, and each iteration adds a constant to this integer.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ class Trips:
     """Number of iterations of a loop.
 
     Attributes:
-        count: The number.
-        is_most: Whether the loop may end earlier, because its condition also has another part.
+        count: Number of iterations, or the largest number if `is_most`.
+        is_most: Whether the loop may end earlier, because its condition has several parts.
     """
 
     count: int
@@ -29,7 +29,7 @@ class Trips:
 
 
 class _Place(NamedTuple):
-    """A computation and, if it is that of a fusion, the fusion and where it is."""
+    """A computation. If it is the computation of a fusion, also the fusion, and the place that contains the fusion."""
 
     scope: Scope
     fusion: Instruction | None = None
@@ -37,7 +37,7 @@ class _Place(NamedTuple):
 
 
 class _Number(NamedTuple):
-    """A whole number: a constant, plus an element of the state of the loop around it, by index, unless it is None."""
+    """An integer in a loop: `constant` plus, if `element` is not None, the loop's state at this index."""
 
     constant: int
     element: int | None = None
@@ -72,7 +72,7 @@ class Loops:
         return Trips(min(known), is_most=len(parts) > 1) if known else None
 
     def _parts(self, name: str, place: _Place) -> Iterator[tuple[Instruction, _Place]]:
-        """Yield the conditions that must all hold."""
+        """Yield the parts of a condition, all of which must be true, each with its place."""
         source = self._source(name, place)
         if source is not None and source[0].opcode == "and":
             for part in source[0].operands:
@@ -100,18 +100,21 @@ class Loops:
         return _iterations(end - start - counter.constant, change.constant, direction)
 
     def _initial(self, loop: Instruction, scope: Scope, element: int) -> _Number | None:
-        """Return what an element of a loop's state is before the loop."""
+        """Return the value of an element of a loop's state before the loop, or None if it is unknown."""
         source = self._source(loop.operands[0], _Place(scope))
         return self._number(source[0].operands[element], source[1]) if source and source[0].opcode == "tuple" else None
 
     def _next(self, loop: Instruction, element: int) -> _Number | None:
-        """Return what an element of a loop's state is after an iteration."""
+        """Return the value of an element of a loop's state after an iteration, or None if it is unknown."""
         body = _Place(self._computations[loop.called("body")[0]])
         source = self._source(_root(body.scope).name, body)
         return self._number(source[0].operands[element], source[1]) if source and source[0].opcode == "tuple" else None
 
     def _constant(self, number: _Number | None, scope: Scope) -> int | None:
-        """Return the value of a number, also if it is an element of a loop's state that no iteration changes."""
+        """Return the value of a number if it is constant, otherwise None.
+
+        An element of a loop's state is constant if no iteration changes it.
+        """
         if number is None or number.element is None:
             return None if number is None else number.constant
         if id(scope) not in self._around:
@@ -123,7 +126,7 @@ class Loops:
         return None if initial is None else initial + number.constant
 
     def _number(self, name: str, place: _Place) -> _Number | None:
-        """Return a value as a number, or None if it is unknown."""
+        """Return the number that an operation computes, or None if it is unknown."""
         source = self._source(name, place)
         if source is None:
             return None
@@ -145,9 +148,10 @@ class Loops:
         return _Number(left.constant + right.constant, element)
 
     def _source(self, name: str, place: _Place) -> tuple[Instruction, _Place] | None:
-        """Return the operation behind a value, and where it is, looking through copies, tuples and fusions.
+        """Return the operation that computes a value, and its place. Copies, tuples and fusions are skipped.
 
-        An element of the state of a loop is the source of itself. Return None for an element of any other tuple.
+        For an element of a loop's state, return the operation that reads the element. Return None for an element of a
+        tuple of unknown origin.
         """
         step = place.scope.get(name)
         if step is None:
@@ -176,7 +180,7 @@ def _iterations(distance: int, step: int, direction: str) -> int | None:
 
     Args:
         distance: The limit minus the first value of the counter.
-        step: What an iteration adds to the counter.
+        step: Number that each iteration adds to the counter.
         direction: The comparison of the counter with the limit, such as `LT`.
 
     Returns:

@@ -18,13 +18,13 @@ class Outcome:
     Attributes:
         verdict: `fits`, `may_fit`, `does_not_fit`, `does_not_compile`, `timed_out`, `out_of_memory`, `crashed`.
         reason: Reason why the program does not fit or compile. Empty if it fits or may fit.
-        layer: Layer in the reason. Empty if there is none.
-        source: `file:line` in the model's code. Empty if unknown.
+        layer: Layer of the model that caused the failure. Empty if unknown.
+        source: Line of the model's code that caused the failure, as `file:line`. Empty if unknown.
         compile_seconds: Time of the compilation.
         peak_bytes: Peak memory use of a device. If the program does not fit, this is the needed memory; if it may fit,
             a lower bound. 0 if unknown.
-        held_bytes: Memory of the program and its inputs. Training uses it to decide whether data fit in addition. 0
-            unless the program fits.
+        held_bytes: Memory of the program and its inputs. Training uses this number to decide whether the data fit in
+            memory, too. 0 unless the program fits.
         fixed_bytes: Part of `peak_bytes` that certainly does not grow with the batch: the model's state, and a resident
             training split. 0 unless the program fits.
         example_bytes: Bytes that each example of a batch needs at least, or 0 unless the program fits.
@@ -60,7 +60,7 @@ _FLAGS = ("LIBTPU_INIT_ARGS", "XLA_FLAGS")
 
 
 def versions_and_flags() -> dict[str, str]:
-    """Return the versions, and the environment variables with flags of the compiler that are set."""
+    """Return the versions of the compiler and JAX, and the environment variables that set flags of the compiler."""
     return versions() | {name: os.environ[name] for name in _FLAGS if os.environ.get(name)}
 
 

@@ -1,6 +1,6 @@
-"""Compiles in child processes with limits on time and memory.
+"""Compiles programs in child processes with limits on time and memory.
 
-A child that dies gives an outcome, not an error.
+If a child process dies, the result is an outcome, not an error.
 """
 
 import contextlib
@@ -32,9 +32,9 @@ SAY_EVERY_SECONDS = 30.0
 
 
 def default_cache_dir() -> Path:
-    """Return the folder that caches outcomes.
+    """Return the folder in which outcomes are cached.
 
-    It is below TPU_PIPELINES_CACHE_DIR or, if that is not set, in the user's cache.
+    It is in the folder TPU_PIPELINES_CACHE_DIR or, if this variable is not set, in the user's cache folder.
     """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     directory = Path(os.environ.get(CACHE_VARIABLE) or f"{home}/tpu-pipelines") / "preflight"
@@ -42,14 +42,14 @@ def default_cache_dir() -> Path:
 
 
 def require_compiler(machines: Iterable[Slice], extra: str = "preflight") -> None:
-    """Check that JAX is installed and, if one of the machines is a TPU, the TPU compiler.
+    """Check that JAX is installed and, if one of the machines is a TPU, also the TPU compiler.
 
     Args:
         machines: Machines to compile for.
-        extra: Extra of this package that the message recommends.
+        extra: Extra of this package that the error message tells users to install.
 
     Raises:
-        InputError: If one of them is not installed. The message says what to install.
+        InputError: If JAX or the TPU compiler is missing.
     """
     needed = {"jax", *("libtpu" for machine in machines if not machine.is_gpu)}
     if needed - versions().keys():
@@ -71,23 +71,23 @@ class Program(Protocol):
         """Slice to compile for."""
 
     def key(self) -> str:
-        """Return a digest of what the outcome depends on."""
+        """Return a digest of everything on which the outcome depends."""
 
     def compile(self, cache_dir: Path) -> Outcome:
         """Compile the program in this process."""
 
 
 class Sandbox:
-    """Compiles the programs of one training run in a child process with limits.
+    """Compiles programs in a child process with limits on time and memory.
 
-    The child imports JAX and Keras, which takes longer than many compilations. Therefore, it lives until the end of the
-    `with` block, or of `compile_all` if there is no such block. If the child dies, the next compilation starts a new
-    child.
+    The child imports JAX and Keras, which takes longer than many compilations. Therefore, the child lives until the end
+    of the `with` block, or of `compile_all` if there is no such block. If the child dies, the next compilation starts a
+    new child.
 
     Args:
         timeout_seconds: Time limit of one compilation; see `Clock`.
         memory_mib: Memory limit of a child, in MiB.
-        cache_dir: Folder in which outcomes and figures of compiled programs are kept.
+        cache_dir: Folder in which outcomes are cached.
     """
 
     def __init__(self, timeout_seconds: float, memory_mib: int, cache_dir: Path) -> None:
@@ -109,7 +109,8 @@ class Sandbox:
     def compile_all(self, programs: Sequence[Program]) -> list[Outcome]:
         """Compile each program in turn. A cached outcome is returned without starting a process.
 
-        Only outcomes that say whether a program fits are cached. Other programs are compiled again by the next call.
+        Only outcomes that say whether a program fits are cached. If there is another outcome, the next call compiles
+        the program again.
 
         Raises:
             InputError: If the model cannot be built.
@@ -128,7 +129,7 @@ class Sandbox:
         return outcome
 
     def run_child(self, program: Program) -> Outcome:
-        """Compile in the child process. The child ends if an outcome ends or has to end it."""
+        """Compile a program in the child process. End the child if it exceeds a limit or crashes."""
         child = self._child = self._child or _Child(program.backend, self.cache_dir)
         try:
             outcome = self._receive(child, program)
@@ -145,9 +146,9 @@ class Sandbox:
         self._child = None
 
     def _receive(self, child: "_Child", program: Program) -> Outcome:
-        """Send a compilation and return the outcome.
+        """Send a program to the child, and return the outcome.
 
-        If the child sends no outcome, return an outcome with the reason.
+        If the child sends no outcome, return an outcome that says why.
         """
         started = reported_at = time.monotonic()
         clock = Clock(Path(f"/proc/{child.pid}/task"))
@@ -183,11 +184,11 @@ class Sandbox:
 
 
 class _Child:
-    """A process that runs `child.main`. What it prints goes to a temporary file.
+    """A process that runs `child.main`, with its output in a temporary file.
 
     Args:
         backend: Keras backend of the programs.
-        cache_dir: Folder in which figures of compiled programs are kept.
+        cache_dir: Folder in which outcomes are cached.
     """
 
     def __init__(self, backend: str, cache_dir: Path) -> None:
@@ -215,7 +216,7 @@ class _Child:
             self._process.stdin.flush()
 
     def receive(self, seconds: float) -> Any:
-        """Return the next message, or None if there is none after some seconds.
+        """Return the next message, or None if none arrives within `seconds`.
 
         Raises:
             EOFError: If the process has ended.
@@ -244,7 +245,7 @@ class _Child:
 
 
 class Clock:
-    """Measures the time of a process, without the time in which a loaded machine gives it no CPU.
+    """Measures the time that a process takes, without the time in which it waits for a CPU on a busy machine.
 
     While a thread of the process runs or waits for a CPU, the process's CPU time counts, but at most the wall time.
     While all threads sleep, the wall time counts, so that a process that hangs reaches its limit. If there is no /proc,

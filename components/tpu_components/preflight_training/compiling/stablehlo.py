@@ -27,7 +27,10 @@ _MLIR_BYTECODE = b"ML\xefR"
 
 
 def set_compiler_environment() -> None:
-    """Let this process, which may use JAX on its own devices, load libtpu; does nothing on a machine with a TPU."""
+    """Set the environment variables with which this process can load libtpu on a machine without a TPU.
+
+    On a machine with a TPU, nothing is set.
+    """
     if not any(Path("/dev").glob("accel[0-9]*")) and not Path("/dev/vfio").exists():
         for name, value in _LIBTPU_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
@@ -35,7 +38,7 @@ def set_compiler_environment() -> None:
 
 @functools.cache  # Shardings of one step must be over the same devices.
 def devices_of(machine: Slice, slices: int = 1) -> tuple[Any, ...]:
-    """Return abstract devices of one or several slices, from the TPU compiler's description of their topology."""
+    """Return abstract devices of one or several TPU slices. The TPU compiler describes their topology."""
     from jax.experimental import topologies
 
     options = {
@@ -58,10 +61,10 @@ def new_context() -> Any:
 
 
 def parse_module(content: bytes, context: Any) -> Any:
-    """Return the module in a text, in MLIR's bytecode or in a portable artifact of StableHLO.
+    """Parse a StableHLO module from text, MLIR bytecode, or a portable artifact.
 
     Raises:
-        ValueError: If it is none of these, or has no function `main`.
+        ValueError: If the content is none of these, or the module has no function `main`.
     """
     from jax.extend.mlir import ir
     from jaxlib.mlir.dialects import stablehlo
@@ -82,7 +85,7 @@ def _main_of(module: Any) -> Any:
     """Return the entry function of a module.
 
     Raises:
-        ValueError: If it has none.
+        ValueError: If the module has no function `main`.
     """
     from jax.extend.mlir import ir
 
@@ -93,7 +96,7 @@ def _main_of(module: Any) -> Any:
 
 
 def partitions_of(module: Any) -> int:
-    """Return the number of devices that a module is written for: partitions, times replicas as of torch_xla."""
+    """Return the number of devices that a module is written for: its partitions times its replicas (for torch_xla)."""
     return _number(module, _PARTITIONS) * _number(module, _REPLICAS)
 
 
@@ -105,13 +108,14 @@ def _number(module: Any, name: str) -> int:
 def compile_module(
     module: Any, devices: Sequence[Any], compiler_options: Mapping[str, Any] | None = None
 ) -> tuple[str, Any]:
-    """Compile a module with JAX's own options, and return scheduled HLO and the statistics of its memory.
+    """Compile a module with the options that JAX uses. Return its scheduled HLO and its memory statistics.
 
-    The text and the figures equal those of `jax.stages.Lowered.compile`.
+    Both results are equal to those of `jax.stages.Lowered.compile`.
 
     Args:
-        module: A module of StableHLO whose entry function is `main`.
-        devices: As many devices as `partitions_of` returns, in the order of the partitions, replica by replica.
+        module: A StableHLO module whose entry function is `main`.
+        devices: As many devices as `partitions_of` returns: the partitions of the first replica, then those of the
+            next.
         compiler_options: Options of the compiler, as in `jax.jit`.
     """
     from jax._src.compiler import get_compile_options
@@ -147,9 +151,10 @@ def device_peak_bytes(stats: Any) -> int:
 
 
 def _is_for_shardy(module: Any) -> bool:
-    """Return whether a module has no shardings, or those of Shardy, and not those of the earlier partitioner, GSPMD.
+    """Return True if a module has shardings of Shardy or none, and False if it has shardings of GSPMD.
 
-    torch_xla writes the latter, and JAX if `jax_use_shardy_partitioner` is false. Shardy ignores them.
+    GSPMD is the earlier partitioner, whose shardings Shardy ignores. torch_xla writes shardings of GSPMD, as does JAX
+    if `jax_use_shardy_partitioner` is false.
     """
     written = io.BytesIO()
     module.operation.write_bytecode(written)

@@ -1,1 +1,1 @@
-"""Preflight of any step that `jax.jit` takes, or that is written as StableHLO."""
+"""Preflight of any step that `jax.jit` accepts or that is a StableHLO module."""

@@ -1,4 +1,4 @@
-"""Compares the report of a step with that of an earlier version of the step, for CI."""
+"""Compares the report of a step with the report of an earlier version of the step, for CI."""
 
 import dataclasses
 from collections.abc import Callable
@@ -22,13 +22,13 @@ def _check(name: str, value: Any, is_in_range: Callable[[float], bool], expected
 
 @dataclasses.dataclass(frozen=True)
 class StepLimits:
-    """What a step may need.
+    """Limits on the time and memory of a step.
 
     Attributes:
-        max_step_ms: Longest estimated step, in milliseconds; None for no limit.
-        max_memory: Largest share of a device's memory, from 0 to 1; None for no limit.
-        max_slowdown: How much longer than before a step may take, as a share: 0.1 allows 10% more. With None, it may
-            take as long as the upper end of the interval of the earlier report.
+        max_step_ms: Longest allowed estimate of the time of a step, in milliseconds. None means no limit.
+        max_memory: Largest allowed share of a device's memory, from 0 to 1. None means no limit.
+        max_slowdown: Share by which a step may take longer than in the earlier report: 0.1 allows 10% more. None allows
+            a time up to the upper end of the interval in the earlier report.
     """
 
     max_step_ms: float | None = None
@@ -39,7 +39,7 @@ class StepLimits:
         """Check the limits.
 
         Raises:
-            InputError: If one of them is not a number in its range.
+            InputError: If a limit is not a number in its range.
         """
         _check("max_step_ms", self.max_step_ms, lambda ms: ms > 0, "a positive number of milliseconds")
         _check("max_memory", self.max_memory, lambda share: 0 < share <= 1, "a share from 0 to 1, such as 0.9")
@@ -48,12 +48,12 @@ class StepLimits:
 
 @dataclasses.dataclass(frozen=True)
 class StepChange:
-    """A step now and, if there is an earlier report, before.
+    """A comparison of a step's report with an earlier report and with limits.
 
     Attributes:
         now: Report of the step.
-        before: Earlier report; None if there is none.
-        limits: What the step may need.
+        before: Earlier report, or None if there is none.
+        limits: Limits on the time and memory of the step.
     """
 
     now: StepReport
@@ -62,7 +62,7 @@ class StepChange:
 
     @property
     def is_comparable(self) -> bool:
-        """Whether times before and now are known and are those of the same machine."""
+        """Whether both reports have a time, for the same machine and number of slices."""
         before = self.before
         if before is None or before.step is None or self.now.step is None:
             return False
@@ -77,11 +77,11 @@ class StepChange:
             return [f"{now.summary.rstrip('.')}."]
         failures = []
         if limits.max_memory is not None and now.memory.share > limits.max_memory:
-            failures.append(f"{now.name} needs {now.memory} on {now.label}; max_memory={limits.max_memory:g}.")
+            failures.append(f"{now.name} needs {now.memory} on {now.label}, but max_memory={limits.max_memory:g}.")
         if limits.max_step_ms is not None and now.step is None:
             failures.append(f"The time of {now.name} on {now.label} is unknown, so max_step_ms cannot be checked.")
         if limits.max_step_ms is not None and now.step and now.step.total_ms > limits.max_step_ms:
-            failures.append(f"A step of {now.name} takes {now.step.text}; max_step_ms={limits.max_step_ms:g}.")
+            failures.append(f"A step of {now.name} takes {now.step.text}, but max_step_ms={limits.max_step_ms:g}.")
         return [*failures, *self._slowdown()]
 
     def _slowdown(self) -> list[str]:
@@ -94,25 +94,31 @@ class StepChange:
         most = before.step.high_ms / before.step.factor if allowed is None else earlier * (1 + allowed)
         if now.step.compiler_ms <= most:
             return []
-        limit = f"above its interval ({before.step.text})" if allowed is None else f"max_slowdown={allowed:g}"
+        limit = (
+            f"above the earlier interval ({before.step.text})" if allowed is None else f"but max_slowdown={allowed:g}"
+        )
         ratio = now.step.compiler_ms / earlier
-        return [f"A step of {now.name} takes {now.step.text}, {number(ratio)} times as long as before: {limit}."]
+        return [f"A step of {now.name} takes {now.step.text}, {number(ratio)} times as long as before, {limit}."]
 
     def blocks(self) -> list[Block]:
-        """Return the change as blocks of a report."""
+        """Return the comparison as blocks of a report."""
         now, before = self.now, self.before
         failures = Sentences(self.failures)
         if before is None:
             return [failures, *now.blocks(_TOP_LAYERS)]
         remarks = []
         if not self.is_comparable:
-            remarks.append(f"Times are not compared: before, the step was on {before.label}, or a time is unknown.")
+            remarks.append(
+                f"Times are not compared, because the earlier report is for {before.label} or a time is unknown."
+            )
         if before.compiler != now.compiler:
-            remarks.append("The versions of JAX or libtpu have changed since, which may change the figures too.")
+            remarks.append(
+                "The earlier report is of another version of JAX or libtpu, which may change the figures, too."
+            )
         return [failures, now.summary, Table(_COLUMNS, self._rows()), Sentences([*remarks, *now.notes])]
 
     def markdown(self) -> str:
-        """Return the change as Markdown."""
+        """Return the comparison as Markdown."""
         return blocks.as_markdown(self.blocks())
 
     def _rows(self) -> list[tuple[str | Cell, ...]]:

@@ -25,9 +25,10 @@ class Ranked:
     """A step in a comparison.
 
     Attributes:
-        report: What the step needs and costs.
+        report: Report of the step.
         items: Number of items that a step processes.
-        price: Price of the comparison's work, with the ends of its interval, in US dollars. None if unknown.
+        price: Price of processing all items of the comparison, in US dollars: estimate, lower and upper end of the 90%
+            interval. None if unknown.
     """
 
     report: StepReport
@@ -37,10 +38,10 @@ class Ranked:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class StepComparison(Displayed):
-    """Several steps, the cheapest first; those that do not fit are last. `to_pandas` returns a row per step.
+    """A comparison of several steps. `to_pandas` returns a row for each step.
 
     Attributes:
-        ranked: The steps in this order.
+        ranked: The steps, the cheapest first. Steps that do not fit are last.
         total: Number of items to process, for example the examples of an epoch or a billion tokens.
         unit: Name of an item, in the plural.
     """
@@ -51,7 +52,9 @@ class StepComparison(Displayed):
 
     @classmethod
     def make(cls, reports: Sequence[StepReport], items: Sequence[float], total: float, unit: str) -> "StepComparison":
-        """Rank steps by the price of processing `total` items; steps of unknown price by their time, after the others.
+        """Rank steps by the price of processing `total` items.
+
+        Steps of unknown price come after steps with a price, and are ranked by time. Steps that do not fit come last.
 
         Args:
             reports: Report of each step.
@@ -76,7 +79,7 @@ class StepComparison(Displayed):
 
     @property
     def best(self) -> StepReport | None:
-        """The cheapest step that fits; None if none fits."""
+        """The cheapest step that fits, or None if no step fits."""
         return self.reports[0] if self.reports and self.reports[0].fits else None
 
     @property
@@ -92,7 +95,7 @@ class StepComparison(Displayed):
 
     @property
     def work_text(self) -> str:
-        """Throughput of the first step, and its price for the work."""
+        """Throughput of the first step, and its price of processing all items, in words."""
         first = self.ranked[0]
         rate = first.report.per_second(first.items)
         price = dollars_text(first.price)
@@ -104,13 +107,13 @@ class StepComparison(Displayed):
 
     @property
     def is_close(self) -> bool:
-        """Whether the interval of the cheapest step overlaps that of the second."""
+        """Whether the price intervals of the two cheapest steps overlap."""
         prices = [entry.price for entry in self.ranked[:2] if entry.report.fits]
         known = [price for price in prices if price]
         return len(known) > 1 and known[1][1] < known[0][2]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a mapping for each step."""
+        """Return a row for each step, as a mapping."""
         rows = []
         for entry in self.ranked:
             report = entry.report
@@ -171,9 +174,9 @@ class StepComparison(Displayed):
             "price": ">",
         }
         most = max((entry.price[0] for entry in self.ranked if entry.price), default=0.0)
-        close = "The intervals of the two cheapest overlap: the second may be cheaper. Measure both."
+        close = "The intervals of the two cheapest steps overlap, so the second may be cheaper. Measure both."
         remarks = [*([close] if self.is_close else []), *self._reasons()]
-        fields = [("price", f"of {self._work}, with 90% interval"), ("step time", INTERVALS)]
+        fields = [("price", f"price of {self._work}, with its 90% interval"), ("step time", INTERVALS)]
         rows = [self._row(entry, most) for entry in self.ranked]
         return [self.verdict, Table(columns, rows), Sentences(remarks), Fields(fields)]
 

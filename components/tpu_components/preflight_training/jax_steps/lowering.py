@@ -1,4 +1,4 @@
-"""Lowers a step to StableHLO for a TPU, in the process of the caller, from shapes alone."""
+"""Lowers a step to StableHLO for a TPU, in the caller's process. Only the shapes of its inputs are needed."""
 
 import contextlib
 import dataclasses
@@ -38,11 +38,11 @@ class LoweredStep:
     Attributes:
         content: The module as MLIR bytecode, with the names of the operations.
         digest: Digest of the module and of the names of its operations, such as `jit(step)/jvp(Dense_0)/dot_general`.
-            The lines of the code that made them do not count.
+            It does not depend on line numbers in the source code.
         partitions: Number of devices that the step is written for.
-        order: Position in the slice of each of these devices.
-        notes: What was assumed while the step was traced, in sentences.
-        compiler_options: Names and values of the compiler's options that the step has in `jax.jit`.
+        order: For each of these devices, its position in the slice.
+        notes: Assumptions that were made while the step was traced, in sentences.
+        compiler_options: Names and values of the `compiler_options` of `jax.jit`.
     """
 
     content: bytes
@@ -65,7 +65,7 @@ def mesh(machine: str, slices: int = 1, **axes: int) -> Any:
         A `jax.sharding.Mesh` whose devices have no memory: shapes can be sharded over it, arrays cannot.
 
     Raises:
-        InputError: If the machine is not a TPU slice, has fewer devices, or libtpu is not installed.
+        InputError: If the machine is not a TPU slice or has fewer devices, or if an argument is malformed.
 
     Example:
         >>> mesh("v5e-8", data=2, model=4).shape  # doctest: +SKIP
@@ -88,7 +88,7 @@ def mesh(machine: str, slices: int = 1, **axes: int) -> Any:
 
 
 def tpu_slice(machine: str) -> Slice:
-    """Return the catalogue's entry of a TPU slice.
+    """Return the catalogue's entry for a TPU slice.
 
     Raises:
         InputError: If there is no such slice, or the machine has GPUs.
@@ -110,29 +110,30 @@ def lower_step(
     """Trace a step on shapes, and lower it for a TPU.
 
     Args:
-        step: A function that `jax.jit` takes, or one that is jitted already.
-        args: Its positional arguments: arrays, or pytrees of `jax.ShapeDtypeStruct`.
-        kwargs: Its other arguments.
+        step: A function that `jax.jit` accepts, or a function that is already jitted.
+        args: Positional arguments of the step: arrays, or pytrees of `jax.ShapeDtypeStruct`.
+        kwargs: Keyword arguments of the step.
         options: Options of `jax.jit`.
-        default_backend: What `jax.default_backend()` returns to the step while it is traced.
+        default_backend: Value that `jax.default_backend()` returns while the step is traced.
 
     Raises:
-        InputError: If the step cannot be traced or lowered; the message names the line of the caller's own code.
+        InputError: If the step cannot be traced or lowered. The message names the line of the caller's code if it is
+            known.
     """
     set_compiler_environment()
     is_jitted = hasattr(step, "trace") and hasattr(step, "lower")
     if is_jitted and options:
         raise InputError(
             f"Cannot use {', '.join(options)} with {name_of(step)}: it is jitted already. Remove the options, or pass "
-            "the function before `jax.jit`."
+            "the function without `jax.jit`."
         )
     if not callable(step):
         raise InputError(f"Cannot preflight {step!r}: expected a function that `jax.jit` takes, or a StableHLO file.")
     if type(step).__module__.startswith("equinox."):
         raise InputError(
-            f"Cannot preflight {name_of(step)}: a function of eqx.filter_jit takes other values than arrays. Separate "
-            "these, params, static = eqx.partition(model, eqx.is_array), and pass a function of params and the batch "
-            "that calls eqx.combine(params, static)."
+            f"Cannot preflight {name_of(step)}: a function of eqx.filter_jit takes values that are not arrays. "
+            "Separate them with params, static = eqx.partition(model, eqx.is_array), and pass a function of params and "
+            "the batch that calls eqx.combine(params, static)."
         )
     try:
         jitted = step if is_jitted else jax.jit(step, **options)
@@ -148,14 +149,15 @@ def lower_step(
 
 
 def load_step(content: bytes, where: str) -> LoweredStep:
-    """Return a step that another program lowered, as torch_xla and `jax.export` do.
+    """Return a step that another program, such as torch_xla or `jax.export`, has lowered.
 
     Args:
-        content: A module of StableHLO, as text, MLIR bytecode or portable artifact, or what `jax.export` serialized.
+        content: A StableHLO module as text, MLIR bytecode or portable artifact, or a function that `jax.export`
+            serialized.
         where: Name of the file, for messages.
 
     Raises:
-        InputError: If it is none of these.
+        InputError: If the content has none of these forms.
     """
     set_compiler_environment()
     try:
@@ -169,9 +171,9 @@ def load_step(content: bytes, where: str) -> LoweredStep:
         raise InputError(f"Cannot read {where}: {error}. Run: pip install 'tpu-pipelines[compiler]'.") from error
     except Exception as error:
         raise InputError(
-            f"Cannot read {where}: expected a module of StableHLO (text, MLIR bytecode or a portable artifact) or what "
-            "jax.export serialized. Write it again, with versions of jax or torch_xla that are not newer than the "
-            "installed jaxlib."
+            f"Cannot read {where}: expected a StableHLO module (text, MLIR bytecode or a portable artifact) or a "
+            "function that jax.export serialized. Write the file again, with a version of jax or torch_xla that is not "
+            "newer than the installed jaxlib."
         ) from error
     return _pack(module)
 
@@ -191,7 +193,10 @@ def _pack(module: Any, order: Sequence[int] = (), notes: tuple[str, ...] = ()) -
 
 
 def _order(lowered: Any) -> list[int]:
-    """Return the IDs of the mesh's devices in the order of the mesh; [] if the shardings name no devices."""
+    """Return the IDs of the devices in a step's mesh, in the order of the mesh.
+
+    Return [] if the shardings of the step name no devices.
+    """
     lowering = getattr(lowered, "_lowering", None)  # JAX has no public access to the shardings.
     known = getattr(lowering, "compile_args", {})
     for sharding in (*known.get("in_shardings", ()), *known.get("out_shardings", ())):
@@ -203,14 +208,15 @@ def _order(lowered: Any) -> list[int]:
 
 @contextlib.contextmanager
 def _as_on_a_tpu(backend: str) -> Iterator[dict[str, list[str]]]:
-    """Let a step that is traced in the block see a TPU, and leave out what it prints.
+    """Trace steps inside of the block as on a TPU, without their debugging output.
 
     `jax.default_backend` returns `backend`. `jax.debug.print` and `jax.debug.callback`, which cannot be lowered without
-    a device, do nothing. JAX keeps what it has traced: what it traced before the block may differ, and what it traces
-    in the block must not be used after it.
+    a device, do nothing. JAX caches traced functions, so its caches are cleared before the block and, if a step called
+    one of these three functions, after it.
 
     Yields:
-        The places that call each of these functions.
+        A dictionary that is filled while the block runs: the places that called `default_backend`, and the places that
+        called one of the other two functions, as `file:line`.
     """
     module = importlib.import_module("jax")
     module.clear_caches()
@@ -244,24 +250,24 @@ def _as_on_a_tpu(backend: str) -> Iterator[dict[str, list[str]]]:
 
 
 def _notes(calls: Mapping[str, Sequence[str]], backend: str) -> Iterator[str]:
-    """Yield what was assumed while a step was traced, in sentences."""
+    """Yield the assumptions that were made while a step was traced, in sentences."""
     if _BACKEND in calls:
         yield (
-            f"The step asked for jax.default_backend() in {', '.join(calls[_BACKEND])} and received {backend!r}, since "
-            "it is compiled for a TPU. Set default_backend to choose another answer."
+            f"The step called jax.default_backend() in {', '.join(calls[_BACKEND])}, which returned {backend!r}, "
+            "because the step is compiled for a TPU. Set default_backend to return another value."
         )
     if _PRINT in calls:
         yield f"jax.debug.print and jax.debug.callback in {', '.join(calls[_PRINT])} are left out."
 
 
 def name_of(step: Any) -> str:
-    """Return the name of a function; of a `functools.partial`, that of its function."""
+    """Return the name of a function, or of the function in a `functools.partial`."""
     step = getattr(step, "func", step)
     return getattr(step, "__name__", "") or type(step).__name__
 
 
 def _explain(error: BaseException, step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return why a step cannot be lowered, where in the caller's code, and what to change, in one paragraph."""
+    """Return a message that says why and where a step cannot be lowered, and what to change, in one paragraph."""
     chain = chain_of(error)
     text = "\n".join(map(str, chain))
     place = _own_line(chain)
@@ -274,14 +280,14 @@ def _explain(error: BaseException, step: Any, args: Sequence[Any], kwargs: Mappi
     elif _CALLS_HOST in text:
         reason = "it calls Python on the host, which cannot be compiled without a TPU"
         change = (
-            "Leave out io_callback and pure_callback. Write jax.debug.print and jax.debug.callback with these full "
-            "names: they are then left out."
+            "Leave out io_callback and pure_callback. Call jax.debug.print and jax.debug.callback by these full names, "
+            "because preflight leaves out only these calls."
         )
     elif "is not implemented on TPU" in reason:
         change = "Replace the operation, or compute it on the host before the step."
     elif match := _NOT_AN_ARRAY.search(text):
         reason = f"its argument {match[2]} is a {match[1]}"
-        change = "Give arrays or jax.ShapeDtypeStruct(shape, dtype), and name any other argument in static_argnames."
+        change = "Pass arrays or jax.ShapeDtypeStruct(shape, dtype), and name all other arguments in static_argnames."
     elif "is not a valid JAX type" in text:
         change = "Return arrays only."
     elif isinstance(chain[0], TypeError | ValueError | IndexError):
@@ -301,14 +307,17 @@ _BACKEND, _PRINT = "default_backend", "print"
 
 
 def _shape(leaf: Any) -> str:
-    """Return type and shape of an array, such as `float32[8,128]`; the type's name of any other value."""
+    """Return type and shape of an array, such as `float32[8,128]`. Return the type's name for any other value."""
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
     return type(leaf).__name__
 
 
 def _own_line(chain: Sequence[BaseException]) -> str:
-    """Return the innermost `file:line` outside of installed packages and of this one; empty if there is none."""
+    """Return the innermost `file:line` in the tracebacks that is in no installed package and not in this project.
+
+    Return an empty string if there is no such line.
+    """
     place = ""
     for link in chain:
         for frame, line in traceback.walk_tb(link.__traceback__):

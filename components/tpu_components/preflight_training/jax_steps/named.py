@@ -1,4 +1,4 @@
-"""Steps and inputs that are named on a command line: `mymodule:step`, `float32[1024,784]`."""
+"""Finds steps and inputs by their text on a command line, such as `mymodule:step` and `float32[1024,784]`."""
 
 import importlib
 import re
@@ -17,12 +17,12 @@ _SHORT = {"f": "float", "bf": "bfloat", "s": "int", "i": "int", "u": "uint"}  # 
 
 
 def is_step(name: str) -> bool:
-    """Return whether a name is that of a step, `MODULE:FUNCTION`, or of a StableHLO file."""
+    """Return whether a name has the form `MODULE:FUNCTION` or is that of a StableHLO file."""
     return bool(_OBJECT.fullmatch(name)) or name.endswith(STABLEHLO_ENDINGS)
 
 
 def find_step(name: str) -> Any:
-    """Return the function that a name names; the path of a StableHLO file as it is.
+    """Return the function with a name of the form `MODULE:FUNCTION`. Return the name of a StableHLO file unchanged.
 
     Raises:
         InputError: If there is no such module or function.
@@ -31,7 +31,7 @@ def find_step(name: str) -> Any:
 
 
 def find_object(name: str) -> Any:
-    """Return an object of a module in the current folder or an installed package, or of a Python file.
+    """Return an object from a Python file, or from a module in the current folder or an installed package.
 
     Args:
         name: `MODULE:NAME` or `FILE.py:NAME`, for example `models.cnn:train_step`.
@@ -70,14 +70,14 @@ def public_names(module: Any) -> list[str]:
 
 
 def parse_inputs(text: str) -> Sequence[Any]:
-    """Return the positional arguments of a step.
+    """Return the positional arguments of a step from a text.
 
     Args:
-        text: Types and shapes, such as `float32[1024,784], int32[1024]` (or XLA's `f32[1024,784]`); or
-            `MODULE:NAME` of a tuple of arguments, or of a function without parameters that returns it.
+        text: Types and shapes, such as `float32[1024,784], int32[1024]` (or XLA's `f32[1024,784]`). Otherwise,
+            `MODULE:NAME` of a tuple of arguments, or of a function without parameters that returns this tuple.
 
     Raises:
-        InputError: If the text is neither.
+        InputError: If the text has neither form, or the tuple cannot be imported.
 
     Example:
         >>> [str(each.dtype) for each in parse_inputs("float32[8,4], s32[8]")]
@@ -89,7 +89,8 @@ def parse_inputs(text: str) -> Sequence[Any]:
             value = value() if callable(value) else value
         except (Exception, SystemExit) as error:
             raise InputError(
-                f"Cannot get inputs from {text}: {describe(error)}. Expected no parameters, and a tuple."
+                f"Cannot get inputs from {text}: {describe(error)}. Expected a function without parameters that "
+                "returns a tuple."
             ) from error
         if not isinstance(value, tuple | list):
             raise InputError(
@@ -103,8 +104,8 @@ def parse_inputs(text: str) -> Sequence[Any]:
         match = _ARRAY.match(text, at)
         if match is None:
             raise InputError(
-                f"Cannot read the inputs {text!r} from {text[at:]!r} on: expected types and shapes, separated by "
-                "commas, such as float32[1024,784], int32[1024], or MODULE:FUNCTION of a function that returns them."
+                f"Cannot read the inputs {text!r} at {text[at:]!r}: expected types and shapes, separated by commas, "
+                "such as float32[1024,784], int32[1024], or MODULE:FUNCTION of a function that returns the inputs."
             )
         arrays.append(jax.ShapeDtypeStruct(_shape(match[2]), _dtype(match[1])))
         at = match.end()
@@ -122,5 +123,5 @@ def _dtype(name: str) -> Any:
         return jnp.dtype(full)
     except TypeError as error:
         raise InputError(
-            f"Unknown type {name!r} of an input: expected one of JAX's, such as float32, bfloat16, int32 or bool."
+            f"Unknown type {name!r} of an input: expected a type of JAX, such as float32, bfloat16, int32 or bool."
         ) from error

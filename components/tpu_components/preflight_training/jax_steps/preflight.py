@@ -1,4 +1,4 @@
-"""Preflight of a step: lowers it here, compiles it in a child process, and reports what it needs and costs."""
+"""Preflight of a step: lowers the step, compiles it in a child process, and reports memory, time and price."""
 
 import dataclasses
 import functools
@@ -35,25 +35,25 @@ _FIRST_SIZE = 128  # Where the search for the largest size begins.
 
 @dataclasses.dataclass(frozen=True)
 class StepCase:
-    """A step with its inputs, on a machine.
+    """A step with its inputs, and the machine to compile it for.
 
     Attributes:
-        step: A function that `jax.jit` takes, one that is jitted already, or the path of a StableHLO file.
-        args: Positional arguments: arrays or pytrees of `jax.ShapeDtypeStruct`.
+        step: A function that `jax.jit` accepts, a function that is already jitted, or the path of a StableHLO file.
+        args: Positional arguments of the step: arrays or pytrees of `jax.ShapeDtypeStruct`.
         machine: Name of a TPU slice, such as `v5e-8`.
-        kwargs: Other arguments of the step.
+        kwargs: Keyword arguments of the step.
         jit_options: Options of `jax.jit`, such as `in_shardings`, `static_argnums` and `donate_argnums`.
-        name: Name in reports; empty is the name of the function.
+        name: Name in reports. Empty means the name of the function.
         platform: Platform whose price is shown: `vertex` or `kubeflow`.
-        region: Region of the price; empty is the cheapest.
+        region: Region of the price. Empty means the cheapest region.
         spot: Whether to show the price of spot machines.
         slices: Number of slices that the data-centre network joins.
-        largest: Returns the positional arguments for a size. The largest size that fits is searched, and the report is
-            of this size. `args` must be empty.
-        levels: Number of scopes in the name of a layer.
-        default_backend: What `jax.default_backend()` returns to the step while it is traced.
-        receipts: Folder of receipts, from which the intervals follow. Empty is that of TPU_PIPELINES_RECEIPTS, or
-            `runs/receipts`.
+        largest: Function that returns the positional arguments for a size, such as a batch size. The largest size that
+            fits is searched, and the report is about this size. `args` must be empty.
+        levels: Largest number of scopes in the name of a layer.
+        default_backend: Value that `jax.default_backend()` returns while the step is traced.
+        receipts: Folder of receipts from which the intervals are derived. Empty means the folder in
+            TPU_PIPELINES_RECEIPTS or, if this variable is not set, `runs/receipts`.
     """
 
     step: Any
@@ -72,10 +72,10 @@ class StepCase:
     receipts: str = ""
 
     def __post_init__(self) -> None:
-        """Check the values that are not parts of the step.
+        """Check the inputs, `slices` and `levels`.
 
         Raises:
-            InputError: If one of them has another type or range.
+            InputError: If a value has the wrong type or is out of range.
         """
         if not isinstance(self.args, tuple | list):
             raise InputError(
@@ -119,20 +119,20 @@ class StepCase:
         devices = self.paid.slice.devices * self.slices
         if self.slices > 1 and lowered.partitions != devices:
             raise InputError(
-                f"Cannot compile {self.label} for {self.slices} slices: the step must use all {devices} devices, and "
+                f"Cannot compile {self.label} for {self.slices} slices: the step must use all {devices} devices, but "
                 f'is written for {lowered.partitions}. Shard its inputs over tp.mesh("{self.machine}", '
                 f"slices={self.slices}, data={devices})."
             )
         if lowered.partitions > devices:
             raise InputError(
                 f"Cannot compile {self.label} for {self.machine}: the step is written for {lowered.partitions} "
-                f"devices, and the machine has {devices}. Take a larger machine or a smaller mesh."
+                f"devices, but the machine has {devices}. Take a larger machine or a smaller mesh."
             )
         return StepProgram(lowered, self.paid.slice, self.slices, self.levels)
 
 
 def load_runs(receipts: str) -> list[Run]:
-    """Return the runs in a folder of receipts, from which intervals follow; see `StepCase.receipts`.
+    """Return the runs in a folder of receipts that can calibrate estimates; see `StepCase.receipts`.
 
     Raises:
         InputError: If a receipt is damaged.
@@ -142,10 +142,10 @@ def load_runs(receipts: str) -> list[Run]:
 
 
 def examine(case: StepCase, box: sandbox.Sandbox, runs: Sequence[Run]) -> StepReport:
-    """Lower and compile a step, and report on it.
+    """Lower and compile a step, and return a report on its memory, time and price.
 
     Args:
-        case: The step.
+        case: The step with its inputs, and the machine.
         box: Sandbox that compiles it.
         runs: Measured runs, as `load_runs` returns them.
 
@@ -162,7 +162,9 @@ def examine(case: StepCase, box: sandbox.Sandbox, runs: Sequence[Run]) -> StepRe
         largest = _search(case, case.largest, box)
         args = _inputs_of(case.largest, max(largest.size, 1) if largest else _FIRST_SIZE)
     program = case.program(args)
-    progress.say(_PREFLIGHT, f"compiling {case.label} for {case.machine}; this may take minutes, once")
+    progress.say(
+        _PREFLIGHT, f"compiling {case.label} for {case.machine}. This may take minutes, but only the first time"
+    )
     (outcome,) = box.compile_all([program])
     return _report(case, program.step, outcome, largest, runs)
 
@@ -177,8 +179,8 @@ def _search(case: StepCase, inputs: Callable[[int], Sequence[Any]], box: sandbox
             program = case.program(args)
         except InputError as error:
             raise InputError(
-                f"{error} The inputs are those that `largest` returned for size {size}; it is called with any size. If "
-                "the batch is sharded, multiply the size by the number of devices."
+                f"{error} `largest` returned these inputs for size {size}. It must accept every size from 1 on. If the "
+                "batch is sharded, multiply the size by the number of devices."
             ) from error
         first = sizes.setdefault(program.step.digest, size)
         if max(first, size) >= 2 * min(first, size):  # Inputs may be padded to a multiple, but not to twice the size.
@@ -196,7 +198,7 @@ def _inputs_of(inputs: Callable[[int], Sequence[Any]], size: int) -> Sequence[An
         args = inputs(size)
     except Exception as error:  # Any error of the user's code.
         raise InputError(
-            f"Cannot get inputs of size {size} from `largest`: {describe(error)}. It is called with any size from 1 on."
+            f"Cannot get inputs of size {size} from `largest`: {describe(error)}. It must accept every size from 1 on."
         ) from error
     if not isinstance(args, tuple | list):
         raise InputError(
@@ -237,7 +239,7 @@ def _report(
 
 
 def _time(outcome: Outcome, case: StepCase, runs: Sequence[Run]) -> StepTime | None:
-    """Return the time of a step that fits; None if the compiler has no estimate for any part of it."""
+    """Return the time of a step, or None if it does not fit or the compiler has no estimate for any part of it."""
     if outcome.verdict != FITS or outcome.cost is None or not outcome.cost.has_estimate:
         return None
     step = time_step(outcome.cost, case.paid.slice)
@@ -250,7 +252,7 @@ def _time(outcome: Outcome, case: StepCase, runs: Sequence[Run]) -> StepTime | N
 
 
 def _limits(outcome: Outcome, step: StepTime | None, case: StepCase) -> list[str]:
-    """Return what limits the figures, in sentences."""
+    """Return the limitations of the figures, in sentences."""
     cost = outcome.cost
     if outcome.verdict != FITS or cost is None:
         return []
@@ -259,21 +261,21 @@ def _limits(outcome: Outcome, step: StepTime | None, case: StepCase) -> list[str
         notes.append("The compiler has no estimate for any part of this step, so its time is unknown.")
     elif step.guessed_share > MUCH_GUESSED:
         notes.append(
-            f"{percent(step.guessed_share)} of the computation is estimated from the bytes that it moves, because the "
-            "compiler has no estimate for it."
+            f"{percent(step.guessed_share)} of the computation time is derived from the bytes that are moved, because "
+            "the compiler has no estimate for it."
         )
     in_kernels = kernel_share(cost, case.paid.slice.generation)
     if step is not None and in_kernels > MUCH_GUESSED:
         notes.append(
-            f"{percent(in_kernels)} of the computation is in kernels such as those of Pallas. Their products are "
-            f"assumed to use {percent(KERNEL_SHARE)} of the matrix units' peak. Blocks that a kernel skips count, too."
+            f"{percent(in_kernels)} of the computation time is in kernels, such as Pallas kernels. They are assumed to "
+            f"use {percent(KERNEL_SHARE)} of the matrix units' peak. Blocks that a kernel skips are counted, too."
         )
     if cost.unknown_loops:
         loops = "1 loop has" if cost.unknown_loops == 1 else f"{cost.unknown_loops} loops have"
-        notes.append(f"{loops} an unknown number of iterations, of which one counts.")
+        notes.append(f"{loops} an unknown number of iterations, so only one iteration is counted.")
     if cost.early_loops:
         loops = "1 loop" if cost.early_loops == 1 else f"{cost.early_loops} loops"
-        notes.append(f"{loops} may end early; the largest number of iterations counts.")
+        notes.append(f"{loops} may end early. The largest number of iterations is counted.")
     if cost.host_calls and case.slices == 1:  # Otherwise these are transfers between the slices.
         notes.append(f"The step calls the host, which takes unknown time: {', '.join(cost.host_calls)}.")
     if cost.host_bytes:
@@ -282,7 +284,7 @@ def _limits(outcome: Outcome, step: StepTime | None, case: StepCase) -> list[str
             "unknown time and is left out."
         )
     if cost.has_narrow_products:
-        notes.append("Products of 8 and 4 bits are timed as those of bfloat16; some TPUs compute them twice as fast.")
+        notes.append("Products of 8 and 4 bits are timed like products of bfloat16. Some TPUs are twice as fast.")
     if case.slices > 1:
         notes.append("The time of communication between slices is unknown and left out.")
     return notes

@@ -1,4 +1,4 @@
-"""A lowered step for a machine, as the child process compiles it."""
+"""A lowered step for a machine, which the child process compiles."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ class StepProgram:
         step: The lowered step.
         machine: Slice to compile for. The step may use only some of its devices.
         slices: Number of slices that the data-centre network joins.
-        levels: Number of scopes in the name of a layer.
+        levels: Largest number of scopes in the name of a layer.
     """
 
     step: LoweredStep
@@ -40,7 +40,7 @@ class StepProgram:
     backend: str = "jax"
 
     def key(self) -> str:
-        """Return a digest of what the outcome depends on."""
+        """Return a digest of everything on which the outcome depends."""
         step = [self.step.digest, self.step.order, self.step.compiler_options]
         machine = [dataclasses.asdict(self.machine), self.slices, self.levels]
         return digest_of([step, machine, versions_and_flags(), code_of([__name__, hlo.__name__]).digest])

@@ -1,4 +1,4 @@
-"""What a compiled step needs and costs on a machine, as a value, a text, Markdown and a JSON file."""
+"""The report of a compiled step: its memory, time and price on a machine, as text, Markdown and a JSON file."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -29,8 +29,8 @@ class Memory:
     """Memory of each device.
 
     Attributes:
-        peak_bytes: Peak use of a device, or what a step needs that does not fit, in bytes; 0 if unknown.
-        capacity_bytes: What a program may use, in bytes.
+        peak_bytes: Peak use of a device, in bytes, even if this is more than a program may use. 0 if unknown.
+        capacity_bytes: Memory that a program may use, in bytes.
     """
 
     peak_bytes: int
@@ -68,7 +68,7 @@ class HourlyPrice:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class StepReport(Displayed, JsonFile, name=STEP_FILE, what="a report of a step", step="tpu-pipelines preflight"):
-    """Whether a step fits a machine, and how long it takes there. `to_pandas` returns a row per layer.
+    """A report on whether a step fits a machine, and how long it takes there. `to_pandas` returns a row per layer.
 
     Attributes:
         name: Name of the step.
@@ -77,15 +77,16 @@ class StepReport(Displayed, JsonFile, name=STEP_FILE, what="a report of a step",
         devices: Number of devices of all slices.
         used_devices: Number of devices that the step uses.
         verdict: `fits`, `does_not_fit`, `does_not_compile`, `timed_out`, `out_of_memory` (of this machine), `crashed`.
-        reason: Why the step does not fit or compile; empty if it fits.
+        reason: Reason why the step does not fit or compile. Empty if it fits.
         memory: Memory of each device.
-        step: Estimated time; None if the step does not fit, or the compiler has no estimate for any part of it.
-        accuracy: Published step times behind the interval.
+        step: Estimated time. None if the step does not fit, or the compiler has no estimate for any part of it.
+        accuracy: Accuracy of estimates for similar programs. None if `step` is None.
         layers: Estimated time of each layer, the longest first. A layer is a scope of `jax.named_scope`, which Flax's
-            linen and Haiku open for each module; an operation in no scope has its own name.
-        price: Price of an hour; None if none is published.
-        largest: Largest size that fits; None if it was not searched.
-        notes: What limits the figures, in sentences.
+            linen and Haiku open for each module. An operation outside of all scopes is a layer with the operation's
+            name.
+        price: Price of an hour, or None if no price is published.
+        largest: Largest size that fits, or None if it was not searched.
+        notes: Limitations of the figures, in sentences.
         compile_seconds: Time of the compilation.
         compiler: Versions of libtpu and JAX.
         is_cached: Whether the step had been compiled before.
@@ -121,16 +122,20 @@ class StepReport(Displayed, JsonFile, name=STEP_FILE, what="a report of a step",
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Time in seconds within which nine of ten steps should be; None if unknown."""
+        """Ends of the 90% interval of the time of a step, in seconds, or None if the time is unknown."""
         return (self.step.low_ms / 1e3, self.step.high_ms / 1e3) if self.step else None
 
     @property
     def dollars_per_hour(self) -> float | None:
-        """Price of an hour of the machine, in US dollars; None if none is published."""
+        """Price of an hour of all slices, in US dollars, or None if no price is published."""
         return self.price.usd_per_hour if self.price else None
 
     def per_second(self, items: float) -> float | None:
-        """Return the throughput of a step that processes this many items, in items per second; None if unknown."""
+        """Return the throughput in items per second, or None if the time of a step is unknown.
+
+        Args:
+            items: Number of items that a step processes.
+        """
         return items / self.step_seconds if self.step_seconds else None
 
     def dollars_for(self, total: float, items: float) -> tuple[float, float, float] | None:
@@ -173,7 +178,7 @@ class StepReport(Displayed, JsonFile, name=STEP_FILE, what="a report of a step",
         return f"{verdict}: {self.memory}, {self.step.text if self.step else 'unknown time'} a step"
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a mapping for each layer."""
+        """Return a row for each layer, as a mapping."""
         return [dataclasses.asdict(layer) for layer in self.layers]
 
     def __str__(self) -> str:
@@ -188,7 +193,7 @@ class StepReport(Displayed, JsonFile, name=STEP_FILE, what="a report of a step",
         return blocks.as_markdown(self.blocks(_TOP_LAYERS))
 
     def blocks(self, most_layers: int = 0) -> list[Block]:
-        """Return the report as blocks; with at most this many layers, 0 for all."""
+        """Return the report as blocks, with at most `most_layers` layers. 0 means all layers."""
         step = self.step
         unused = f", of which the step uses {self.used_devices}" if self.used_devices < self.devices else ""
         count = f"{self.devices} device{'' if self.devices == 1 else 's'}"
@@ -213,19 +218,19 @@ class StepReport(Displayed, JsonFile, name=STEP_FILE, what="a report of a step",
         return f"{dollars(self.price.usd_per_hour)} an hour, {where}"
 
     def save(self, directory: Path) -> None:
-        """Write `step.json` into a folder, which is created."""
+        """Write `step.json` into a folder, which is created if it is missing."""
         directory.mkdir(parents=True, exist_ok=True)
         super().save(directory)
 
 
 def dollars_text(price: tuple[float, float, float] | None) -> str:
-    """Return a price with its interval, such as `$7.40 (6.40–11.40)`."""
+    """Return a price with its interval, such as `$7.40 (6.40–11.40)`, or `unknown` for None."""
     return dollars_within(*price) if price else _UNKNOWN
 
 
 def _parts(step: StepTime) -> str:
     if step.communication_ms is None:
-        return f"{step.text}, without communication, whose speed is not published"
+        return f"{step.text}, without communication, because its speed is unknown"
     if not step.communication_ms:
         return step.text
     return f"{step.text}: computation {time(step.compute_ms / 1e3)}, communication {time(step.communication_ms / 1e3)}"

@@ -1,1 +1,1 @@
-"""Receipts of a project's own training runs, and the intervals that follow from them."""
+"""Receipts of a project's training runs, and the intervals of step times that are derived from them."""

@@ -1,10 +1,11 @@
-"""Intervals of step times from the receipts of a project's own runs.
+"""Derives intervals of step times from the receipts of a project's runs.
 
-Measured times relative to the compiler's estimates are compared on a log scale. Each is the sum of a bias of the
-project, a bias of the program and the noise of the run. Before the first receipt, both biases together have the centre
-and the spread of the published step times, so the interval is the published one. The more runs there are, the more the
-interval follows the project's and the program's own runs. How large the spreads are is not known exactly, so the
-interval averages over a grid of them, each weighted by how well it explains the receipts.
+The statistical model describes the logarithm of the measured time divided by the compiler's estimate. This number is
+the sum of a bias of the project, a bias of the program, and the noise of the run. Before the first receipt, both biases
+together have the centre and the spread of the published step times, so the interval is that of the published step
+times. The more runs there are, the more the interval depends on the runs of the project and of the program. The spreads
+are not known exactly, so the interval averages over a grid of spreads, each weighted by how well it explains the
+receipts.
 """
 
 import dataclasses
@@ -32,14 +33,14 @@ _BISECTIONS = 50
 
 @dataclasses.dataclass(frozen=True)
 class Prior:
-    """What is known about a program without receipts: the centre and the spread of a normal distribution of the log."""
+    """A normal distribution of log(measured time / estimate) for a program that has no receipts yet."""
 
     centre: float
     spread: float
 
     @classmethod
     def from_accuracy(cls, accuracy: Accuracy) -> "Prior":
-        """Return the distribution whose 90% interval is that of published step times."""
+        """Return the distribution whose 90% interval is equal to that of published step times."""
         low, high = math.log(accuracy.low), math.log(accuracy.high)
         return cls((low + high) / 2, (high - low) / (2 * _Z))
 
@@ -51,7 +52,7 @@ class Run:
     Attributes:
         program: Name of the program. Equal programs on equal machines have equal names.
         ratio: Measured time of a step, relative to the compiler's estimate.
-        prior: What was known about the program before.
+        prior: Distribution for the program before its first receipt.
     """
 
     program: str
@@ -61,14 +62,14 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """Where the time of a step should be, relative to the compiler's estimate.
+    """A 90% interval for the time of a step, relative to the compiler's estimate.
 
     Attributes:
         factor: Median.
-        low: Lower end of the 90% interval.
-        high: Upper end of the 90% interval.
-        own_runs: Runs of the same program on the same machine.
-        other_runs: Runs of other programs, or on other machines.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
+        own_runs: Number of runs of the same program on the same machine.
+        other_runs: Number of runs of other programs, or on other machines.
     """
 
     factor: float
@@ -79,7 +80,7 @@ class Interval:
 
     @property
     def basis(self) -> str:
-        """What the interval rests on, in words.
+        """The runs from which the interval is derived, in words.
 
         Example:
             >>> Interval(1.3, 1.2, 1.4, own_runs=3, other_runs=12).basis
@@ -90,10 +91,10 @@ class Interval:
 
 
 class Calibration:
-    """Intervals that follow from measured runs.
+    """Derives intervals from measured runs.
 
     Args:
-        runs: The runs, at least one.
+        runs: Measured runs, at least one.
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:
@@ -109,11 +110,11 @@ class Calibration:
 
     @functools.cached_property
     def _grid(self) -> np.ndarray:
-        """Noise, share and scale, float64[3, size]."""
+        """Noise, project share and scale of each grid point, float64[3, points]."""
         return np.array(list(itertools.product(NOISES, PROJECT_SHARES, SCALES))).T
 
     def _variances(self, prior: Prior) -> tuple[np.ndarray, np.ndarray]:
-        """Return the standard deviation of the project's bias and the variance of the program's."""
+        """Return the project bias's standard deviation and the program bias's variance at each grid point."""
         _, share, scale = self._grid
         whole = prior.spread * scale
         return whole * np.sqrt(share), whole**2 * (1 - share)
@@ -142,7 +143,7 @@ class Calibration:
 
         Args:
             program: Name of the program, which may have no runs yet.
-            prior: What is known about the program without receipts.
+            prior: Distribution for the program before its first receipt.
         """
         mean, precision, weight = self._posterior
         loading, variance = self._variances(prior)
@@ -177,7 +178,10 @@ def name_of(program: str, machine: str) -> str:
 
 
 def runs_of(receipts: Sequence[Receipt]) -> list[Run]:
-    """Return the runs that calibrate estimates: those on the machine of their prediction, without waiting for input."""
+    """Return the runs that can calibrate estimates.
+
+    These are measured runs on the machine of their prediction that hardly waited for input.
+    """
     runs = []
     for receipt in receipts:
         if receipt.ratio is not None and receipt.prediction is not None:
@@ -187,7 +191,7 @@ def runs_of(receipts: Sequence[Receipt]) -> list[Run]:
 
 
 def calibrated(step: StepTime, runs: Sequence[Run], program: str, machine: str) -> StepTime:
-    """Return the time of a step with the interval that follows from a project's runs.
+    """Return the time of a step with the factor and the interval that are derived from a project's runs.
 
     Without runs, the time is returned unchanged.
 

@@ -1,4 +1,4 @@
-"""Overview of receipts: predicted and measured figures of each run, and the intervals that follow."""
+"""An overview of receipts: predicted and measured figures of each run, and the intervals derived from them."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ _RUNS = {
 }
 _NOTES = [
     ("predicted", "time of a step, as preflight showed it; measured: median"),
-    ("ratio", "measured, relative to the compiler's estimate; the intervals follow from these numbers"),
-    ("not used", "reason why a run says nothing about the estimates"),
+    ("ratio", "measured time divided by the compiler's estimate; the intervals are derived from these numbers"),
+    ("not used", "reason why the intervals are derived without this run"),
 ]
 _INTERVALS = {"next run of": "<", "on": "<", "time / estimate": ">", "from": "<"}
 _NEW = {
@@ -40,7 +40,7 @@ _NEW = {
 
 @dataclasses.dataclass(frozen=True)
 class Overview:
-    """Receipts, and the intervals that follow.
+    """An overview of receipts, and of the intervals that are derived from them.
 
     Attributes:
         receipts: Receipts of a store.
@@ -49,9 +49,10 @@ class Overview:
     receipts: Sequence[Receipt]
 
     def intervals(self) -> list[tuple[str, str, Interval]]:
-        """Return digest of the program, machine and interval of each measured program, and of new programs.
+        """Return (program, machine, interval) for each measured program and for two kinds of new programs.
 
-        Without runs that can be used, return an empty list.
+        A program is the digest of a measured program, or describes new programs, without a machine. Return an empty
+        list if no run can be used.
         """
         runs = runs_of(self.receipts)
         if not runs:

@@ -1,4 +1,4 @@
-"""Folder of receipts: one file for each run, named by a digest of what was measured, so that a run counts once."""
+"""A folder of receipts: one file for each run, named by a digest of its measurements, so that a run counts once."""
 
 import dataclasses
 import json
@@ -19,12 +19,12 @@ _MOST_BYTES = 1 << 20  # A thousand times the size of a receipt.
 
 @dataclasses.dataclass(frozen=True)
 class Added:
-    """What `ReceiptStore.add` did, as numbers of runs.
+    """Result of `ReceiptStore.add`, as numbers of runs.
 
     Attributes:
         new: Runs that were added.
-        completed: Runs that were there, and now have their prediction.
-        known: Runs that were there already.
+        completed: Stored runs that got the prediction that they lacked.
+        known: All other stored runs.
     """
 
     new: int
@@ -37,7 +37,7 @@ class ReceiptStore:
     """Receipts of a project's runs in a folder.
 
     Attributes:
-        uri: The folder, local or in a bucket. It may be missing, which means no receipts.
+        uri: The folder, local or in a bucket. A missing folder has no receipts.
     """
 
     uri: str
@@ -90,7 +90,8 @@ class ReceiptStore:
 def find_receipts(place: str) -> Iterator[Receipt]:
     """Yield the receipts in a file, or in a folder and its subfolders, local or in a bucket.
 
-    In a folder, receipts are the files named `receipt.json`, and the files of another store.
+    In a folder, receipts are the files named `receipt.json`. If the folder has only JSON files and no subfolders, it is
+    another store, and all its files are receipts.
 
     Raises:
         InputError: If the place does not exist, has no receipt, or a receipt is damaged.

@@ -1,1 +1,1 @@
-"""Checkpoints of a training run: one file, or one file per host if weights are sharded over hosts."""
+"""Checkpoints of a training run: one file, plus one file per host if weights are sharded over hosts."""

@@ -1,11 +1,10 @@
 """Checkpoints of arrays that are sharded over hosts: one file per host, and a manifest that names these files.
 
 Host 0 publishes the manifest last, when all files are on the disk, so a published checkpoint is always complete. A
-restarted host reads only the parts that its devices need. The number of hosts may differ from the number that wrote
-them.
+restarted host reads only the parts that its devices need. The number of hosts may change between writing and reading.
 
-Orbax works in the same way. It is not used, because its 13 packages (mainly tensorstore) take 93 MB of the 3,000 MB
-that the image may have. Single hosts and replicated weights would still need the present format.
+Orbax works in the same way. It is not used, because its 13 packages (mainly tensorstore) take 93 MB, and the image may
+have at most 3,000 MB. Checkpoints of a single host, or of replicated weights, would still need the single-file format.
 """
 
 import contextlib
@@ -29,14 +28,15 @@ _Bounds = tuple[tuple[int, int], ...]  # Start and end along each axis.
 
 
 class ArrayInParts:
-    """A sharded array with some or all of its parts.
+    """A sharded array of which some or all parts are available.
 
-    The parts are those of this host's devices, or all parts, read from files.
+    An array that is copied from this host's devices has only the parts on these devices. An array that is read from
+    files has all parts.
 
     Args:
         shape: Shape of the whole array.
         dtype: Type of the values.
-        pieces: Parts by their bounds: arrays, or parts of a file.
+        pieces: Available parts by their bounds. A part is an array, or an object that reads the part from a file.
     """
 
     def __init__(self, shape: Sequence[int], dtype: Any, pieces: Mapping[_Bounds, Any]) -> None:
@@ -80,7 +80,11 @@ Array = np.ndarray | ArrayInParts
 
 
 def bounds_of(index: Iterable[slice], shape: Sequence[int]) -> _Bounds:
-    """Return start and end of each slice of an index.
+    """Return the start and end of each slice of an index into an array.
+
+    Args:
+        index: A slice for each axis.
+        shape: Shape of the array.
 
     Example:
         >>> bounds_of((slice(None), slice(2, 4)), (3, 8))
@@ -95,11 +99,11 @@ def _within(bounds: Iterable[tuple[int, int]], frame: Iterable[tuple[int, int]])
 
 @dataclasses.dataclass(frozen=True)
 class PartsManifest:
-    """Names the files of a sharded checkpoint.
+    """A list of the files and the arrays in a sharded checkpoint.
 
     Attributes:
-        files: Size in bytes of every host's file, by its name in the folder of the parts.
-        arrays: Shape and NumPy type string of every sharded array, by name.
+        files: Size in bytes of each host's file, by file name. The files are in the folder `parts`.
+        arrays: Shape and NumPy type string of each sharded array, by the array's name.
     """
 
     files: Mapping[str, int]
@@ -111,8 +115,8 @@ class PartsWriter:
 
     Args:
         folder: Folder of the checkpoints, shared by all hosts.
-        session: Number of the session. It is equal on all hosts, and was never used before.
-        group: Process group of the hosts, which exchange messages about written parts.
+        session: Unique number of the session. It must be the same on all hosts.
+        group: Process group, through which the hosts report the sizes of their files to host 0.
     """
 
     def __init__(self, folder: Path, session: int, group: ProcessGroup) -> None:
@@ -143,9 +147,9 @@ class PartsWriter:
             time.sleep(0.1)
 
     def write(self, arrays: Mapping[str, Array]) -> PartsManifest | None:
-        """Write this host's parts.
+        """Write this host's parts of the sharded arrays to a file. Arrays that are not sharded are ignored.
 
-        Host 0 waits for all hosts and returns the manifest. Other hosts return None.
+        Host 0 waits until all hosts have written their files, and returns the manifest. Other hosts return None.
         """
         self._number += 1
         name = f"{self._session:x}-{self._number:06d}"
@@ -164,7 +168,7 @@ class PartsWriter:
         return PartsManifest(sizes, {key: (array.shape, array.dtype.str) for key, array in sharded.items()})
 
     def clean(self, manifests: Iterable[PartsManifest | None]) -> None:
-        """Delete the files of parts that no manifest names and that no host is writing."""
+        """Delete all files of parts, except files in `manifests` and files that a host may be writing now."""
         kept = {name for manifest in manifests if manifest is not None for name in manifest.files}
         own = f"{self._session:x}-"
         for path in self._folder.glob("*") if self._folder.is_dir() else ():
@@ -179,7 +183,11 @@ def _file(name: str, host: int) -> str:
 
 
 def open_parts(folder: Path, manifest: PartsManifest) -> dict[str, ArrayInParts]:
-    """Return the arrays of a manifest, by name. Their values are read when they are used.
+    """Return the arrays that a manifest lists, by name. Values are read from the files only when they are used.
+
+    Args:
+        folder: Folder of the checkpoints.
+        manifest: Manifest of the checkpoint to open.
 
     Raises:
         InputError: If a file of the manifest is missing or damaged.
@@ -198,7 +206,7 @@ def open_parts(folder: Path, manifest: PartsManifest) -> dict[str, ArrayInParts]
 
 @dataclasses.dataclass(frozen=True)
 class _PartInFile:
-    """A part of an array. It is read when it is used."""
+    """A part of an array. It is read from its file when it is used."""
 
     path: Path
     key: str
@@ -211,9 +219,10 @@ class _PartInFile:
 
 @contextlib.contextmanager
 def _opened(path: Path, size: int | None = None) -> Iterator[Any]:
-    """Open a file of parts. If `size` is set, check its size.
+    """Open a file of parts. If `size` is set, check that the file has this size in bytes.
 
-    Errors in the block become an InputError.
+    Raises:
+        InputError: If the file is missing or damaged. This includes damage that shows only in the `with` block.
     """
     try:
         if size not in (None, path.stat().st_size):

@@ -155,7 +155,7 @@ class KubeflowChecks:
             yield Finding("sign-in", Status.ERROR, str(error), remedy)
 
     def _judge_version(self) -> Iterator[Finding]:
-        """Yield whether the server is new enough.
+        """Yield a finding that says whether the server's version is new enough.
 
         Yield nothing if the server has not responded.
         """
@@ -287,10 +287,10 @@ class KubeflowChecks:
     def _create_pool(self, machine: MachineSpec) -> tuple[ShellCommand, ...]:
         """Return the command that creates an autoscaled node pool on GKE.
 
-        Return an empty list if no command can create it.
+        Return an empty tuple if no command can create it.
 
         A pool of several hosts is one slice, with all nodes or none. Only such pools have a topology
-        (AI-Hypercomputer/xpk src/xpk/core/nodepool.py at 367c838). A pool of 7x with several hosts needs a workload
+        (AI-Hypercomputer/xpk src/xpk/core/nodepool.py at 367c838). A pool of TPU7x with several hosts needs a workload
         policy, which a person must choose (src/xpk/core/system_characteristics.py: requires_workload_policy).
         """
         context = self._gke
@@ -323,7 +323,7 @@ class KubeflowChecks:
 
     def _service_account(self) -> str:
         runner, origin = (_RUNNER_OF_A_PROFILE, "the profile") if self._is_shared else (_RUNNER, "the server")
-        remedy = f"ask the cluster's administrator; it comes with {origin}"
+        remedy = f"ask the cluster's administrator, because it is created with {origin}"
         return self._find(runner, "read_namespaced_service_account", remedy)
 
     def _queue(self) -> str:

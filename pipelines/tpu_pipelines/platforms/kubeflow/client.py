@@ -63,10 +63,10 @@ class KubeflowClient:
     The server assigns run IDs and allows equal names, so the ID of a job is the name of its run. Two concurrent
     submissions may both start a run. In that case, the older run counts, and the next request deletes the newer run.
 
-    A run is in the experiment with its configuration's name. Its description contains the labels that are read again,
-    and as many labels of the settings as KFP stores. The pods have all labels. The server does not report why a pod
-    waits. A missing TPU looks like a slow image pull, so `max_wait_seconds` must be longer than the pull.
-    `lacks_machine` is always False.
+    A run is in the experiment with its configuration's name. Its description contains the labels that this client reads
+    later, and as many labels of the settings as KFP stores. The pods have all labels. The server does not report why a
+    pod waits. A missing TPU looks like a slow image pull, so `max_wait_seconds` must be longer than the pull.
+    `Submission.lacks_machine` is always False.
 
     Args:
         settings: Settings of the platform, with `kfp_host`. Runs write to `bucket` or, if it is empty, to the server's
@@ -226,8 +226,8 @@ class KubeflowClient:
     def find_output(self, job_id: str, step: str, output: str) -> str:
         """Return the URI of a step's output.
 
-        Return an empty string if it is unknown. If the run's root folder cannot be read on this machine, return that
-        folder.
+        Return an empty string if the URI is unknown. If the run's root folder is not in an object store that this
+        package reads, return the root folder.
 
         The server does not report the URI, but its driver builds the URI as ROOT/PIPELINE/RUN/STEP/SALT/OUTPUT, in
         older versions without the salt (kubeflow/pipelines backend/src/v2/driver/driver.go: provisionOutputs). The
@@ -316,7 +316,7 @@ class KubeflowClient:
     def has_several_users(self) -> bool:
         """Return whether the server is in multi-user mode, in which objects belong to namespaces.
 
-        Its health API reports this.
+        The health API of the server reports the mode.
         """
         return bool(self._call("healthzs", "get_healthz").multi_user)
 
@@ -343,7 +343,7 @@ class KubeflowClient:
         return [self._read_schedule(recurring) for recurring in self._list("recurring_runs", name)]
 
     def schedule_content(self, job: Job, cron: str) -> Mapping[str, Any]:
-        """Return the fields of a recurring run that we set."""
+        """Return the fields of a recurring run that this package sets."""
         return _content(self._recurring_run(job, cron))
 
     def create_schedule(self, job: Job, cron: str) -> Schedule:
@@ -428,9 +428,9 @@ def _step_names(whole_spec: Mapping[str, Any]) -> set[str]:
 
 
 def _description(labels: Mapping[str, str]) -> str:
-    """Return a description, as YAML.
+    """Return the description of a run: labels as YAML.
 
-    It contains the labels that are read again, and as many labels of the settings as fit.
+    The description contains all labels in `_READ_LABELS`, and as many labels of the settings as fit.
     """
     text = yaml.safe_dump({name: labels[name] for name in _READ_LABELS if name in labels}, sort_keys=False)
     for name, value in labels.items():
@@ -441,11 +441,10 @@ def _description(labels: Mapping[str, str]) -> str:
 
 
 def _read_labels(description: str | None) -> dict[str, str]:
-    """Return the labels in a description that are read again.
+    """Return the labels in `_READ_LABELS` from the description of a run.
 
-    Return an empty mapping if this project did not write the description.
-
-    Descriptions of earlier versions have additional labels.
+    Return an empty mapping if this package did not write the description. Additional labels, such as those that earlier
+    versions wrote, are ignored.
     """
     with contextlib.suppress(yaml.YAMLError):
         labels = yaml.safe_load(description or "")

@@ -71,7 +71,7 @@ class Kubeflow:
         return gib
 
     def disk_request(self, num_bytes: int) -> str:
-        """Return the disk if it is larger than the disk of a pod without a request."""
+        """Return the disk to request, or an empty string if a pod's default disk is large enough for `num_bytes`."""
         from tpu_pipelines.platforms.kubeflow.resources import disk_request
 
         return disk_request(num_bytes)
@@ -89,7 +89,10 @@ class Kubeflow:
         return as_tpu_pod(component, machine, settings, placement)
 
     def restart_warning(self, machine: "MachineSpec", settings: Settings) -> str:
-        """Return a warning for a spot machine without a volume: unlike Vertex AI, a cluster mounts no buckets."""
+        """Return a warning if a spot machine has no volume for checkpoints, otherwise an empty string.
+
+        Unlike Vertex AI, a cluster does not mount buckets.
+        """
         if not machine.spot or settings.volumes:
             return ""
         return (

@@ -17,7 +17,7 @@ _POD_DISK_GIB = 10  # Disk of a pod without a request.
 
 
 def training_retries(machine: MachineSpec) -> int:
-    """Return how often training is started again if its pod may be preempted, or only waits for a JobSet's hosts."""
+    """Return the number of retries of training: 5 if its pod may be preempted or waits for a JobSet, otherwise 0."""
     return _RETRIES if machine.spot or machine.slice.hosts > 1 else 0
 
 

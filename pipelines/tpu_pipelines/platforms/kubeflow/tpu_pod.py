@@ -1,4 +1,4 @@
-"""Pods on a Kubeflow cluster: those that request TPUs or GPUs, those that start a JobSet, and those that use S3."""
+"""Pods on a Kubeflow cluster that request TPUs or GPUs, that start a JobSet, or that use S3."""
 
 import json
 import re
@@ -116,7 +116,7 @@ def _check_request(requested: StepResources, machine: MachineSpec) -> None:
     """Check that a host of a TPU has the requested CPUs and memory. GPUs are on hosts of different sizes.
 
     Raises:
-        InputError: If it has not: the pod would never start.
+        InputError: If the host does not have them. The pod would never start.
     """
     host = machine.slice.host
     if host is None or machine.slice.is_gpu:
@@ -132,9 +132,9 @@ def _check_request(requested: StepResources, machine: MachineSpec) -> None:
 
 
 def _like_the_disk(settings: Settings) -> str:
-    """Return the claim or secret that has the name or the path of a step's disk.
+    """Return the claim or secret, as `NAME=PATH`, whose name or path is that of a step's disk.
 
-    Return an empty string if there is none.
+    Return an empty string if there is no such claim or secret.
     """
     for name, path in (*settings.volumes.items(), *settings.secrets.items()):
         if name == SCRATCH_VOLUME or folder_of(path) == SCRATCH_FOLDER:

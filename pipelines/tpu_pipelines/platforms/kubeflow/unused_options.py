@@ -1,4 +1,4 @@
-"""What `tp.on_machine` cannot use on Kubeflow, and what to do instead."""
+"""Options that `tp.on_machine` does not support on Kubeflow, each with advice on what to do instead."""
 
 from collections.abc import Mapping
 

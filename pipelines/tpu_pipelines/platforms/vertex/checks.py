@@ -78,10 +78,10 @@ _WORKER = Role(
     "roles/dataflow.worker", tuple(f"dataflow.workItems.{verb}" for verb in ("lease", "update", "sendMessage"))
 )
 _READER = Role("roles/storage.objectViewer", ("storage.objects.get", "storage.objects.list"))
-_WRITER = Role(  # Overwriting takes both.
+_WRITER = Role(  # Overwriting needs `create` and `delete`.
     "roles/storage.objectAdmin", (*_READER.needed, "storage.objects.create", "storage.objects.delete")
 )
-# custom_job.proto, service_account: to create a job that runs as it.
+# Needed to create a job that runs as a service account: custom_job.proto, service_account.
 _ACTING = Role("roles/iam.serviceAccountUser", ("iam.serviceAccounts.actAs",))
 _ENCRYPTER = Role(
     "roles/cloudkms.cryptoKeyEncrypterDecrypter",
@@ -182,7 +182,7 @@ class VertexChecks:
         self._who = member
         return (
             member
-            or f"the sign-in is valid, but it does not show whose it is ({type(self._apis.credentials).__name__})"
+            or f"the sign-in is valid, but it does not name its account ({type(self._apis.credentials).__name__})"
         )
 
     @functools.cached_property
@@ -248,7 +248,7 @@ class VertexChecks:
     def _region(self) -> str:
         service = self._vertex(self._settings.project, self._settings.region)
         service.call("PipelineService", "list_pipeline_jobs", {"parent": service.parent, "page_size": 1})
-        return f"answers in {service.region}"
+        return f"responds in {service.region}"
 
     def _vertex(self, project: str, region: str) -> VertexService:
         return VertexService(project, region, self._settings.vertex_endpoint, self._apis.credentials)
@@ -349,9 +349,9 @@ class VertexChecks:
         return f"serviceAccount:{account or self._account}"
 
     def _account_resource(self) -> Resource:
-        """Return the account, in its own project.
+        """Return the service account as an IAM resource of the project that owns it.
 
-        For `projects/-`, a missing account would give 403 (iam.proto).
+        With `projects/-` instead of the project, a missing account would give 403 (iam.proto).
         """
         account = self._account
         project = self._settings.project
@@ -395,7 +395,7 @@ class VertexChecks:
             role: Role whose `needed` permissions are checked.
             resource: Function that returns the resource. The check calls it, because the name may need a request.
             may: What the permissions allow, such as `act as`. The message is `you may {may} {name of the resource}`.
-            cost: Kind of cost that the check causes.
+            cost: Cost of the check.
         """
 
         def ask() -> str:

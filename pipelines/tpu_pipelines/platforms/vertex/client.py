@@ -230,7 +230,7 @@ class VertexClient:
         ]
 
     def schedule_content(self, job: Job, cron: str) -> Mapping[str, Any]:
-        """Return the fields of a schedule that we set."""
+        """Return the fields of a schedule that this package sets."""
         return self._read_schedule(self._schedule(job, cron)).content
 
     def create_schedule(self, job: Job, cron: str) -> Schedule:
@@ -239,7 +239,7 @@ class VertexClient:
         return self._read_schedule(self._call("create_schedule", request, "ScheduleService"))
 
     def update_schedule(self, schedule_id: str, job: Job, cron: str) -> Schedule:
-        """Change job and time of a schedule."""
+        """Change the job and the times of a schedule."""
         schedule = self._schedule(job, cron)
         schedule.name = self._schedule_name(schedule_id)
         fields = ["cron", "create_pipeline_job_request", "max_concurrent_active_run_count"]
@@ -300,7 +300,7 @@ class VertexClient:
 
 
 def _failure(job: Any, tasks: Mapping[str, Any], custom_job: Any) -> tuple[str, bool]:
-    """Return the error message of a failed pipeline job, and whether its machine for training is not available."""
+    """Return the error message of a failed pipeline job, and whether no machine was available for training."""
     errors = {name: task.error for name, task in tasks.items() if task.state.name == "FAILED"}
     lacking = [errors[TRAINING_TASK]] if TRAINING_TASK in errors else []
     if custom_job and custom_job.error.message:

@@ -261,7 +261,8 @@ def _pool(container: Mapping[str, Any], machine: MachineSpec, settings: Settings
 def _escaped(word: str) -> str:
     """Return a word of a command in which placeholders are replaced by text that is valid inside of a JSON string.
 
-    The job is JSON inside of an argument. google_cloud_pipeline_components 2.22, _placeholders.py, json_escape.
+    This is necessary because the job is JSON inside of an argument. Source: google_cloud_pipeline_components 2.22,
+    _placeholders.py, json_escape.
     """
     return _PLACEHOLDER.sub(lambda match: match[0].replace("}}", ".json_escape[1]}}"), word)
 

@@ -25,7 +25,7 @@ class Vertex:
     required_settings = settings_rules.REQUIRED
     own_settings = ("network_attachment", "encryption_key", "tensorboard", "experiment")
     unused_options = dict.fromkeys(
-        ("cpu", "memory"), "A custom job has its whole machine. Remove it, or choose a larger machine."
+        ("cpu", "memory"), "A custom job uses its whole machine. Remove it, or choose a larger machine."
     )
     readable_places = "Cloud Storage"
     accepts_estimated_timeout = True  # The launcher creates the job while the pipeline runs.
@@ -33,7 +33,7 @@ class Vertex:
 
     @property
     def longest_task_seconds(self) -> float:
-        """Seven days."""
+        """Seven days, in seconds."""
         from tpu_components.preflight_training.params import VERTEX_TASK_SECONDS
 
         return VERTEX_TASK_SECONDS
@@ -67,7 +67,7 @@ class Vertex:
         return 0
 
     def memory_request(self, config: "Config", step: str, gib: float) -> float | None:
-        """Return the memory of a step together with that of the service's agents."""
+        """Return the memory to request, which includes the memory of the service's agents; None for a whole host."""
         from tpu_pipelines.platforms.vertex.resources import memory_request
 
         return memory_request(config, step, gib)
@@ -91,7 +91,7 @@ class Vertex:
         return as_custom_job(component, machine, settings, placement)
 
     def restart_warning(self, machine: "MachineSpec", settings: Settings) -> str:
-        """Return an empty text: the service restarts a job, whose checkpoints are in the bucket."""
+        """Return an empty string, because the service restarts jobs, and checkpoints are in the bucket."""
         return ""
 
     def place(self, task: Any, step: str, config: "Config", settings: Settings) -> Any:
@@ -102,7 +102,7 @@ class Vertex:
         return limit_time(task, resources_of(config, step).timeout)
 
     def exit_task(self, settings: Settings) -> Any:
-        """Add the task that sends e-mails, if the receiver is an e-mail address."""
+        """Add and return the task that sends e-mails, or return None if `notify` is not an e-mail address."""
         if not settings.notify.startswith(MAIL):
             return None
         from tpu_pipelines.platforms.vertex.notification import vertex_pipelines_notification_email

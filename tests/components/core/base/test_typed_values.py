@@ -63,7 +63,7 @@ def test_numbers_and_lists_are_read_as_people_and_kfp_write_them(raw, kind, expe
         (True, int, "it is True, expected a whole number"),
         ("x", int, "it is 'x', expected a whole number"),
         (4.5, int, "it is 4.5, expected a whole number"),
-        (2**64, int, "expected a number of 64 bits"),
+        (2**64, int, "expected a 64-bit integer"),
         ("nan", float, "it is nan, expected a finite number"),
         ("yes", bool, "it is 'yes', expected true or false"),
         (None, str, "it is None, expected a text$"),

@@ -105,7 +105,7 @@ def test_a_shift_of_data_of_forty_patients_is_found():
     (rows, labels, groups), (moved, *others) = _patients(generator), _patients(generator, shift=1.5)
     new, old = data(moved, others[0], groups=others[1]), data(rows, labels, groups=groups)
     assert drifted(new, old) == {"brightness"}
-    assert "which depend on each other in groups" in say_power(new, old, find_shifts(new, old), "images")
+    assert "which are grouped and therefore not independent" in say_power(new, old, find_shifts(new, old), "images")
 
 
 def test_a_difference_that_is_sure_and_too_small_to_matter_is_no_drift(rows):

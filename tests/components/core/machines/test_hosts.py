@@ -77,11 +77,11 @@ def test_hosts_are_those_that_the_environment_tells_of(environment, expected):
         ),
         (
             {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_PIPELINES_HOST_COUNT": "4"},
-            r"TPU_WORKER_ID list 2 hosts, but its machine has 4\. Start each host with --hosts I",
+            r"TPU_WORKER_ID list 2 hosts, but the machine has 4 hosts\. Start each host with --hosts I",
         ),
         (
             {**_spec("workerpool0", 0, {"workerpool0": ["x:1"]}), "TPU_PIPELINES_HOST_COUNT": "4", **_NO_METADATA},
-            r"this host among the 4 hosts of its machine.* TPU_WORKER_ID, CLUSTER_SPEC with 4 members, or worker-netw"
+            r"this host among the 4 hosts of the machine.* TPU_WORKER_ID, CLUSTER_SPEC with 4 members, or worker-netw"
             r".*Received: CLUSTER_SPEC: .*x:1.*\. Start .* --hosts INDEX/4@ADDRESS, .* or set TPU_PIPELINES_HOST",
         ),
         ({"CLUSTER_SPEC": "{"}, "CLUSTER_SPEC does not have Vertex AI's format"),
@@ -196,7 +196,7 @@ def test_a_training_that_is_not_told_its_host_ends_before_it_begins(
     done = run_step_here("train_model", quick, records=digits_records, output=tmp_path / "model")
     assert (done.returncode, done.stdout) == (2, "")
     message = done.stderr.splitlines()[-1]
-    assert message.startswith("error: Cannot find the index of this host among the 4 hosts of its machine; hosts")
+    assert message.startswith("error: Cannot find the index of this host among the 4 hosts of the machine. Hosts")
     assert "Received: environment: nothing. Start each host with --hosts INDEX/4@ADDRESS" in message
     assert list(tmp_path.iterdir()) == []
 

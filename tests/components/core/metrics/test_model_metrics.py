@@ -187,7 +187,7 @@ def test_macro_figures_say_which_classes_they_count_as_nothing():
     assert figures.details["num_absent_classes"] == 1
     others = judge.f1_score(labels, probabilities.argmax(axis=1), average=None, labels=[*range(7), 8, 9])
     assert macro_notes(figures.as_dict())["macro_f1"] == (
-        f"1 of 10 classes have no examples and count 0; the mean of the others is {others.mean():.4f}"
+        f"1 of 10 classes have no examples and count as 0; the mean of the other classes is {others.mean():.4f}"
     )
     assert macro_notes(_compute("classification", *_classes(500, 10)).as_dict()) == {}
 

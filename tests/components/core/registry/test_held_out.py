@@ -167,5 +167,5 @@ def test_a_damaged_decision_is_named(place, tmp_path):
 def test_a_decision_without_a_time_zone_is_damaged(place, tmp_path):
     file = tmp_path / "tests" / _decide(place, "a", 0.95, promoted=True).name / "a.json"
     file.write_text(file.read_text().replace("+00:00", ""))
-    with pytest.raises(InputError, match=r"a\.json: .* received the time \S+ has no time zone"):
+    with pytest.raises(InputError, match=r"a\.json: .* \(the time \S+ has no time zone\)"):
         HeldOutSet.find(place, _EXAMPLES, "b")

@@ -236,9 +236,9 @@ def test_tasks_with_one_id_are_told_apart(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[1, 2]", r"received task number 1 has no data fields: 1\. Export it again"),
-        ('[{"id": 17, "data": [1]}]', r"received task 17 has no data fields"),
-        ('[{"id": 17, "data": null}]', r"received task 17 has no data fields"),
+        ("[1, 2]", r"received task number 1 without data fields: 1\. Export it again"),
+        ('[{"id": 17, "data": [1]}]', r"received task 17 without data fields"),
+        ('[{"id": 17, "data": null}]', r"received task 17 without data fields"),
         ('{"images": [], "categories": []}', r"an object with 'images', 'categories', not a list of tasks"),
         ('"text"', "not a list of tasks"),
         ("null", "not a list of tasks"),

@@ -51,7 +51,7 @@ def test_other_text_is_refused_with_an_example(text):
 
 
 def test_an_unknown_type_is_refused():
-    with pytest.raises(InputError, match="Unknown type 'float31' of an input: expected one of JAX's"):
+    with pytest.raises(InputError, match="Unknown type 'float31' of an input: expected a type of JAX"):
         parse_inputs("float31[8]")
 
 

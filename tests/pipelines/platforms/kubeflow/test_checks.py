@@ -135,7 +135,7 @@ MISSING = {
     "service account": (
         lambda world: world.cluster.objects.remove("kubeflow/serviceaccounts/pipeline-runner"),
         "there is no pipeline-runner in kubeflow",
-        "it comes with the server",
+        "it is created with the server",
     ),
     "secret": (
         lambda world: world.cluster.objects.remove("kubeflow/secrets/storage-key"),
@@ -178,7 +178,7 @@ def test_what_may_not_be_asked_is_unknown_and_says_why(world, what, pattern):
     findings = world.examine()
     assert told(findings, Status.ERROR) == []
     assert what in [one[0] for one in told(findings, Status.UNKNOWN)]
-    assert all(f"{world.context} refuses: 403 " in one[1] for one in told(findings, Status.UNKNOWN))
+    assert all(f"{world.context} rejected the request: 403 " in one[1] for one in told(findings, Status.UNKNOWN))
 
 
 @pytest.mark.parametrize(

@@ -445,7 +445,7 @@ def test_without_a_sign_in_nothing_else_is_asked(fake):
     assert fake.cloud.calls == []
     lines = [text for _, text in as_lines(findings)]
     assert len(lines) == 3
-    assert f"{len(findings) - 1} others" in lines[-1]
+    assert f"{len(findings) - 1} checks" in lines[-1]
     assert "project, APIs, " in lines[-1]
 
 

@@ -1,10 +1,12 @@
-"""The network of the CIFAR-10 tutorial from which this project started."""
+"""A convolutional network for small colour images, such as those of CIFAR-10."""
 
 from typing import Any
 
 
 def build_model(image_shape: tuple[int, int, int], num_classes: int, dropout: float = 0.25, units: int = 512) -> Any:
-    """Build four convolutions in two blocks, each after a batch normalisation: 1,676,982 parameters for 32×32×3.
+    """Build four convolutions in two blocks and a dense layer: 1,676,982 parameters for 32×32×3 and 10 classes.
+
+    A batch normalisation precedes each block.
 
     `tpu-pipelines run cifar10_cnn` reaches a test accuracy of 0.82 in 13 minutes on 2 cores of an AMD EPYC with bf16
     units.

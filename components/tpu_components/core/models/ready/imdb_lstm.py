@@ -1,4 +1,4 @@
-"""A recurrent network for the sentiment of film reviews, and for other classes of texts."""
+"""A recurrent network that classifies texts, for example film reviews by their sentiment."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def build_model(
             classes, otherwise from a softmax.
         embedding: Width of a token's vector.
         units: Width of the LSTM in each direction.
-        embedding_dropout: Dropout rate of the embedding's features, equal for all tokens of a text.
+        embedding_dropout: Dropout rate of the embedding's features. All tokens of a text lose the same features.
         dropout: Dropout rate after the maximum.
         unroll: Unroll the loop, which is twice as fast on a CPU, but takes half a minute to compile.
     """

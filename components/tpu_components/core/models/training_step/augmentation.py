@@ -1,7 +1,8 @@
 """Augmentation of a batch of images and labels, on the device, as part of the training step.
 
-All functions take and return uint8 images, so the model does not depend on augmentation. The margin around the images
-is cut off. Random numbers depend only on the seed, the step and the replica.
+Augmentation takes and returns uint8 images, so the model does not depend on it. Images may have a margin, additional
+pixels around the area that the model gets; cropping removes the margin. Random numbers depend only on the seed, the
+step and the replica.
 """
 
 from typing import Any
@@ -18,13 +19,13 @@ _LARGEST_ASPECT = 4 / 3  # Largest ratio of width to height of a random crop, an
 
 
 def check_augmentation(params: TrainParams, input_shape: tuple[int | None, ...], task: str) -> None:
-    """Check that a model supports the augmentations.
+    """Check that a model's input and task support the augmentations.
 
-    Images are needed for most of them, and classes for mixup, label smoothing and class weights.
+    Flips, crops and mixup need images. Mixup, label smoothing and class weights need a classification task.
 
     Args:
         params: Augmentations, and weights of classes.
-        input_shape: Shape of the model's input, with the axis of the batch.
+        input_shape: Shape of the model's input, including the batch axis.
         task: Name of the task.
 
     Raises:
@@ -50,7 +51,7 @@ def check_augmentation(params: TrainParams, input_shape: tuple[int | None, ...],
 
 
 class Draws:
-    """Random numbers for one step on one replica.
+    """Generator of the random numbers for one training step.
 
     Args:
         seed: int32[], seed of the training run.
@@ -68,7 +69,7 @@ class Draws:
             self._key = tf.random.fold_in(tf.random.fold_in(start, tf.cast(step, tf.int32)), replica)
 
     def integers(self, size: Any, limit: int) -> Any:
-        """Draw int32[size] in [0, limit). Every call gives new numbers."""
+        """Return random integers in [0, limit), int32[size]. Every call returns new numbers."""
         self._num_calls += 1
         if self._uses_jax:
             return jax.random.randint(jax.random.fold_in(self._key, self._num_calls), (size,), 0, limit)
@@ -76,7 +77,7 @@ class Draws:
         return tf.random.stateless_uniform((size,), key, 0, limit, tf.int32)
 
     def shares(self, size: Any) -> Any:
-        """Draw float32[size] in [0, 1). Every call gives new numbers."""
+        """Return random numbers in [0, 1), float32[size]. Every call returns new numbers."""
         return ops.cast(self.integers(size, 1 << 24), "float32") / (1 << 24)
 
 
@@ -89,10 +90,10 @@ def augment(
     groups: int,
     size: tuple[int, ...],
 ) -> Any:
-    """Crop, flip and mix a batch of images, and smooth the labels, as `params` say.
+    """Apply the augmentations that `params` request to a batch: crop, flip and mix images, and smooth labels.
 
     Args:
-        images: uint8[batch, height, width, channels]; may have a margin.
+        images: uint8[batch, height, width, channels], with the margin if there is one.
         labels: int32[batch].
         params: Augmentations to apply.
         draws: Random numbers.
@@ -121,9 +122,9 @@ def augment(
 
 
 def _cut_and_resize(images: Any, least_area: float, draws: Draws, size: tuple[int, ...]) -> Any:
-    """Crop a random part of every image, margin included, and resize it bilinearly, by two matrix products.
+    """Crop a random part of every image, including its margin, and resize it bilinearly by two matrix products.
 
-    The area is drawn from a uniform and the aspect ratio from a log-uniform distribution. Each side is clipped to the
+    The area has a uniform distribution, and the aspect ratio a log-uniform distribution. Each side is clipped to the
     image (https://arxiv.org/abs/1409.4842, section 6).
     """
     batch = ops.shape(images)[0]
@@ -155,9 +156,9 @@ def interpolation_matrices(length: int, start: Any, side: Any, size: int) -> Any
 
 
 def _flip_and_crop(images: Any, params: TrainParams, draws: Draws, wanted: tuple[int, ...]) -> Any:
-    """Crop the centre of images, shifted randomly, and flip the images.
+    """Crop images to the size `wanted` around their centre, with a random shift and random flips.
 
-    The shift is at most `random_crop_pixels`, with mirrored edges.
+    The shift is at most `random_crop_pixels` along each axis, and images are mirrored at their edges.
     """
     batch = ops.shape(images)[0]
     for axis, direction in ((1, "vertical"), (2, "horizontal")):
@@ -209,7 +210,7 @@ def mixup_shares(alpha: float) -> np.ndarray:
 
 
 def _mix(values: Any, share: Any, groups: int) -> Any:
-    """Mix each value with the value at the mirrored position of its group. So replicas exchange no data."""
+    """Mix each value with the value at the mirrored position of its group, so that replicas exchange no data."""
     grouped = ops.reshape(values, (groups, -1, *values.shape[1:]))
     partners = ops.reshape(ops.flip(grouped, axis=1), (-1, *values.shape[1:]))
     share = ops.reshape(share, (-1, *[1] * (len(values.shape) - 1)))

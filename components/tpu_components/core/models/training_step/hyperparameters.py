@@ -27,7 +27,7 @@ AUTO = OF_THE_TASK = OF_THE_MODEL = "auto"
 
 
 class Part(Role):
-    """Group of a training parameter."""
+    """A group of training parameters."""
 
     OPTIMIZER = enum.auto()  # If one of these is changed, it replaces the optimizer of a compiled model.
     HOST = enum.auto()  # Outside of the compiled program: used by the host or passed to the program as an argument.
@@ -197,7 +197,7 @@ class TrainParams:
 
     @property
     def softens_labels(self) -> bool:
-        """Whether labels become probabilities, float32[batch, num_classes]."""
+        """Whether augmentation converts labels to probabilities, float32[batch, num_classes]."""
         return bool(self.label_smoothing or self.mixup_alpha)
 
     @property
@@ -214,9 +214,9 @@ class TrainParams:
 
     @property
     def of_optimizer(self) -> tuple[str, ...]:
-        """Names of the changed settings of optimizer and learning rate.
+        """Names of the optimizer and learning-rate settings that differ from their defaults.
 
-        If there are none, a compiled model keeps its optimizer.
+        If no setting differs, a compiled model keeps its optimizer.
         """
         usual = TrainParams(self.model)
         names = with_role(TrainParams, Part.OPTIMIZER)
@@ -224,9 +224,9 @@ class TrainParams:
 
     @property
     def program(self) -> Self:
-        """Copy with defaults for all parameters that do not affect the compiled program.
+        """Copy in which all hyper-parameters that do not affect the compiled program have their defaults.
 
-        Copies for the same program are equal.
+        So hyper-parameters of the same program have equal copies.
         """
         defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(self)}
         return dataclasses.replace(self, **{name: defaults[name] for name in with_role(TrainParams, Part.HOST)})

@@ -1,7 +1,8 @@
-"""Digest of a training step, which preflight and training compute alike on different machines.
+"""Digest that identifies a training step, equal for preflight and training on different machines.
 
-The text of the compiled program cannot be compared: it depends on the devices and on the version of JAX. So the digest
-covers what determines the step. It does not cover the code of the model's own layers.
+The text of the compiled program cannot identify a step, because it depends on the devices and on the version of JAX.
+Instead, the digest covers the model's configuration and the hyper-parameters that determine the program. It does not
+cover the code of custom layers.
 """
 
 from typing import Any
@@ -20,9 +21,9 @@ _LEFT_OUT = ("module", "trainable", "build_config")  # Place of the code, stages
 
 
 def step_digest(model: Any, interface: Interface, params: TrainParams, backend: str, precision: str) -> str:
-    """Return the SHA-256, in hex, of what determines a step's program on each device.
+    """Return the SHA-256, in hexadecimal, of all settings that determine a training step's program on each device.
 
-    Names of layers do not matter. Freezing layers and the number of devices do not change the digest.
+    The names of layers, the choice of frozen layers and the number of devices do not change the digest.
 
     Args:
         model: Model after `compile_model`. Its variables may be abstract.

@@ -1,7 +1,7 @@
 """Training program of the JAX backend: one step, or a loop of steps that runs on the device.
 
-Training runs the program, and preflight compiles it. It is Keras's own `train_step` with three additions: the source of
-a batch, the loop, and the values to monitor. Keras plans its own scan for `steps_per_execution`
+Training runs the program, and preflight compiles it. The program is Keras's `train_step` with three additions: the
+selection of a batch, the loop, and values that the host can monitor. Keras plans a scan for `steps_per_execution`
 (https://github.com/keras-team/keras/pull/23527), which can replace the loop.
 """
 
@@ -59,7 +59,7 @@ class Program:
         model: Model after `compile_model`. Its variables may be abstract.
         batch: Shape and type of a global batch's inputs, targets and weights.
         num_examples: Number of examples in the training split.
-        params: `steps_per_execution` and `sharding`.
+        params: Hyper-parameters. The program uses only `steps_per_execution` and `sharding`.
         is_resident: Whether the split stays in device memory. If it does, the program gets the order of an epoch as
             indices of examples, otherwise it gets batches.
         accelerator: `cpu`, `gpu` or `tpu`.
@@ -98,10 +98,7 @@ class Program:
 
     @property
     def source(self) -> tuple[Array, ...]:
-        """Input arrays of the program: inputs, targets and weights.
-
-        For a resident split, also the order of an epoch.
-        """
+        """Input arrays of the program: inputs, targets, weights and, for a resident split, the order of an epoch."""
         if self.is_resident:
             (inputs, kind), *others = ((shape[1:], kind) for shape, kind in self.batch)
             steps = steps_per_epoch(self.num_examples, self.batch_size)
@@ -118,7 +115,8 @@ class Program:
     def _batch_at(self, source: Any, place: Any, index: Any) -> Any:
         """Return the batch of a step.
 
-        A resident split has batches by position in the epoch, a streamed split by index in the block.
+        For a resident split, `place` (position in the epoch) selects the batch. For a streamed split, `index` (position
+        in the block) selects it.
         """
         if self.is_resident:
             inputs, targets, weights, order = source
@@ -171,7 +169,7 @@ class Program:
         return jax.jit(function, donate_argnums=0, out_shardings=((state, whole), whole))
 
     def trace(self) -> Any:
-        """Return a `jax.stages.Traced`. The devices of the mesh need not exist."""
+        """Trace the program and return a `jax.stages.Traced`. The devices of the mesh need not exist."""
         abstract = jax.ShapeDtypeStruct
         whole = array_sharding(self.mesh, None)
         state = tuple(
@@ -188,11 +186,10 @@ class Program:
 
 
 def fits(program: Program, beside_bytes: int = 0) -> bool:
-    """Return whether a program, its inputs and `beside_bytes` fit in device memory.
+    """Return whether a program, its inputs and `beside_bytes` of other data fit in the memory of a device.
 
-    Return True if the memory size is unknown.
-
-    The program is compiled for this check. Training then reads the result from JAX's compile cache.
+    Return True if the size of the memory is unknown. The program is compiled for this check, and training then reads it
+    from JAX's compilation cache.
     """
     try:
         memory = program.trace().lower().compile().memory_analysis()

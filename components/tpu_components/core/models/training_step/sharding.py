@@ -36,7 +36,10 @@ def shard_axis(shape: Sequence[int], num_devices: int) -> int | None:
 
 
 def array_sharding(mesh: Any, axis: int | None) -> Any:
-    """Return the sharding of an array over a mesh along an axis (None for replicated), or None without a mesh."""
+    """Return the `NamedSharding` of an array on a mesh, or None without a mesh.
+
+    The array is sharded along `axis`, or replicated if `axis` is None.
+    """
     from jax.sharding import NamedSharding, PartitionSpec
 
     if mesh is None:
@@ -128,7 +131,10 @@ def gathering_weights(model: Any, mesh: Any) -> Iterator[None]:
 
 
 def _gather(value: Any, dtype: str, mesh: Any) -> Any:
-    """Return a weight replicated on all devices and cast to a dtype. Its gradient is sharded as the weight was."""
+    """Return a weight, gathered on all devices and cast to a dtype. Its gradient is sharded like the weight.
+
+    A weight that is not sharded keeps its dtype.
+    """
     part = variable_sharding(mesh, value.shape, FULLY_SHARDED)
 
     @jax.custom_vjp

@@ -34,8 +34,8 @@ def extend_step(
         params: Augmentations to apply, and `ema_decay`.
         num_replicas: Number of replicas that share a batch.
         has_margin: Whether images have a margin around the model's input.
-        class_weights: Weight of each class, multiplied with the weights of its examples. Empty for 1. As in Keras, an
-            example of mixup has the weight of the class with the larger share.
+        class_weights: Weight of each class, by which the sample weights of its examples are multiplied. Empty for
+            weights of 1. As in Keras, an example of mixup has the weight of the class with the larger share.
 
     Returns:
         The variables to validate and save, in the order of `model.variables`: the averages if `ema_decay` is set,
@@ -104,7 +104,7 @@ def extend_step(
 
 
 def sum_repeated_rows(optimizer: Any) -> None:
-    """Sum the gradients of an embedding row that occurs several times in a batch, as on JAX.
+    """Make an optimizer sum the gradients of an embedding row that occurs several times in a batch, as on JAX.
 
     TensorFlow returns one gradient per occurrence, and Keras 3.15 passes these to the optimizer. Adam would then use
     the sum of squares instead of the square of the sum.
@@ -122,11 +122,9 @@ def sum_repeated_rows(optimizer: Any) -> None:
 
 
 def synchronize_normalization(model: Any, num_replicas: int) -> None:
-    """Compute batch normalisation over the batch of all replicas.
+    """Compute batch normalisation over the batch of all replicas, so that their number does not change the result.
 
-    So the number of replicas does not change the result.
-
-    JAX always does this, since the batch is one array. On TensorFlow, each replica would normalise by its part of the
+    JAX always does this, because the batch is one array. On TensorFlow, each replica would normalise by its part of the
     batch, and only the statistics of the first replica would be kept. Keras's option `synchronized` is not used,
     because it ignores masked batches, subtracts large squares, and is saved with the model.
     """

@@ -1,4 +1,4 @@
-"""Jobs on Google Cloud Dataflow. They are started once, followed to their end, and cancelled with their step."""
+"""Jobs on Google Cloud Dataflow. A step starts its job once, follows it to its end, and cancels it if terminated."""
 
 import contextlib
 import re
@@ -32,7 +32,7 @@ def mistake_in(text: str) -> InputError | None:
 
 
 class DataflowJob:
-    """The Dataflow job of a pipeline: the active job with the name in `options`, or a new job.
+    """The Dataflow job of a pipeline: the active job with the name `options["job_name"]`, or a new job.
 
     Dataflow has at most one active job with a name.
 

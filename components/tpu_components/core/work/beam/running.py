@@ -1,6 +1,6 @@
 """Calls of a function on Beam's workers, one for each task.
 
-After a restart, the step continues with the running job on Dataflow.
+If a step is restarted while its job on Dataflow is running, it follows the running job.
 """
 
 from collections.abc import Callable, Mapping, Sequence

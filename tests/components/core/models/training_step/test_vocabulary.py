@@ -90,7 +90,7 @@ def test_an_optimizer_of_keras_trains_as_in_fit_of_keras():
         ({"loss": "dice"}, r"loss=dice does not fit the data.* the shape \(\) instead of one number for each of 4"),
         (
             {"loss": "sparse_categorical_crossentropy", "label_smoothing": 0.1},
-            "expects the number of a class; label_smoothing",
+            "expects the number of a class as target, but label_smoothing",
         ),
     ],
 )
