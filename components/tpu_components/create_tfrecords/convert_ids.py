@@ -38,7 +38,7 @@ class Converted:
 
 
 def convert_ids(records_dir: Path, files: Sequence[str]) -> Converted:
-    """Add the IDs of scheme 2 to files that contain only example IDs of scheme 1.
+    """Add the IDs of scheme 2 to files that contain only example IDs of scheme 1; see `example_ids`.
 
     Args:
         records_dir: Records of the same data, written with the original settings (image_size, channels, encoding,

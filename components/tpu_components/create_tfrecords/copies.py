@@ -208,9 +208,9 @@ class Copies:
 
         A set of copies stays in the test split if one of the copies is in it, otherwise in the validation split if one
         of the copies is in it, otherwise in the training split. Copies in other splits are left out (LEFT_OUT). No
-        example moves to another split. Apart from the two rules of `assign_splits`, an example is in the test split
-        because of its own hash only. Therefore, a test example does not become a training example when examples are
-        added or more copies are found. If the source defines splits, only examples of its training split are compared.
+        example moves to another split. Apart from the two rules of `assign_splits`, only the hash of its own key puts
+        an example into the test split. Therefore, a test example does not become a training example when examples are
+        added or more copies are found. If the source defines splits, only examples of its training split count.
 
         Returns:
             int8[num_examples], like `splits`.
@@ -235,7 +235,7 @@ class Copies:
         return result
 
     def in_training_too(self) -> np.ndarray:
-        """Return a mask of the examples outside the training split that have a copy in it, bool[num_examples]."""
+        """Return a mask, bool[num_examples]: True for held-out examples that have a copy in the training split."""
         result = np.zeros(len(self.splits), bool)
         for members in self.sets:
             trains = self.splits[members] == SPLITS.index(TRAIN)

@@ -44,7 +44,7 @@ class EncodedExample(NamedTuple):
     Attributes:
         fields: Fields of the record, without label and key.
         counts: Counts that are summed over the split for its statistics, in the order of `measuring.COUNTS`.
-        identity: Example ID of both schemes, an element of `ID_TYPE` as 16 bytes; see `example_ids`.
+        identity: IDs of the example in both schemes (see `example_ids`): an element of `ID_TYPE` as 16 bytes.
         picture: Small version of an image, from which its perceptual hash and grey levels are computed. None for other
             inputs.
         figures: Measurements that are not computed from `picture`, in the order of `measuring.FIGURES`. For images:
@@ -69,8 +69,8 @@ class ImageEncoder:
         image: Size and channels that images are converted to.
         input: Description of the examples in the manifest.
         jpeg_quality: Quality of the JPEG files, if images are stored as JPEG files of the same shape.
-        measured_share: Share of the images for which `figures` are computed.
-        keeps_bytes: Whether the images stay in records of another program, so that they cannot be converted.
+        measured_share: Share of the images for which `EncodedExample.figures` are computed.
+        keeps_bytes: Whether the images stay in existing records of another program. Then they cannot be converted.
     """
 
     image: ImageRule
@@ -85,7 +85,7 @@ class ImageEncoder:
         Args:
             key: Key of the example, for messages.
             content: Bytes of the file, or element of the array.
-            known: Result of `identify` for `content`, if the caller has it.
+            known: Result of `example_ids.identify` for `content`, or None if the caller does not have it.
 
         Raises:
             UnreadableError: If the example must be quarantined.
@@ -126,7 +126,7 @@ class ImageEncoder:
         Args:
             content: Bytes of the file, or element of the array.
             picture: The image that was read from `content`.
-            known: Result of `identify` for an element of an array, if the caller has it.
+            known: Result of `identify` for an element of an array, or None if the caller does not have it.
             stored: Result of `identify` for the stored image.
         """
         if not isinstance(content, bytes):

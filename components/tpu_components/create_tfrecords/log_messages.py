@@ -137,7 +137,8 @@ def check_budget(plan: DatasetPlan, manifest: Manifest) -> None:
     """Log the quarantined inputs with the reasons, and check that there are not too many.
 
     Raises:
-        InputError: If their share is larger than `max_bad_fraction`, or a split has no examples left.
+        InputError: If the share of quarantined inputs is larger than `max_bad_fraction`, or a split has no examples
+            left.
     """
     bad = sorted(manifest.quarantined, key=lambda item: item.key)
     total = plan.listing.num_inputs

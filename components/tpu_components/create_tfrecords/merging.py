@@ -193,7 +193,8 @@ class Merger:
             retired: Example IDs of each retired test set, ID_TYPE[…], by the path of its file.
 
         Raises:
-            InputError: If a split has no examples left, or a test set with IDs of scheme 1 matches no example.
+            InputError: If a split has no examples left, or a test set from an earlier version, whose IDs have scheme 1
+                (see `example_ids`), matches no example.
         """
         result = splits.copy()
         identities = self._columns["identities"].rows()
@@ -280,13 +281,13 @@ class Merger:
 def _check_scheme(place: str, retired: np.ndarray, num_known: int) -> None:
     """Warn if examples of a retired test set seem to be missing from the data.
 
-    IDs of scheme 2 cause a warning only if no example is in the data. IDs of scheme 1 depend on the settings of the
-    records, so they cause a warning if any example is not in the data, and an error if no example is.
+    IDs of scheme 2 cause a warning only if no example is in the data. IDs of scheme 1, from earlier versions, depend on
+    the settings of the records. They cause a warning if some examples are not in the data, and an error if none is.
 
     Args:
         place: File of the retired test set.
         retired: IDs of its examples, ID_TYPE[…].
-        num_known: Number of these examples that are in the data.
+        num_known: Number of the examples in `retired` that are in the data.
 
     Raises:
         InputError: If the IDs of the test set are of scheme 1, and none of its examples is in the data.

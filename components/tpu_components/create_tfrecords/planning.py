@@ -137,8 +137,8 @@ def plan_dataset(params: WriteParams, listing: Listing | None = None, data_versi
 
     Raises:
         InputError: If the source cannot be used or has another version, more inputs are unusable than
-            `max_bad_fraction` allows, a requested split has no examples, or all weights are 0 or a target of a
-            regression is constant in the training split.
+            `max_bad_fraction` allows, a requested split has no examples, or the training split has only weights of 0
+            or a constant regression target.
     """
     listing = listing or list_examples(params)
     require_version(params, listing, data_version)

@@ -62,7 +62,7 @@ class Survey:
 
 
 def list_common(counts: Counter[bytes]) -> dict[str, int]:
-    """Return the counts of the most frequent words. The key `""` has the count of all other words."""
+    """Return the counts of the `_MOST_COMMON` most frequent words. The key `""` has the count of all others."""
     ranked = heapq.nsmallest(_MOST_COMMON, counts.items(), key=lambda item: (-item[1], item[0]))
     common = {word.decode(): count for word, count in ranked}
     return {**common, "": counts.total() - sum(common.values())}
@@ -74,7 +74,7 @@ def survey_texts(plan: DatasetPlan) -> tuple[DatasetPlan, Survey]:
     The vocabulary is made from these words.
 
     Returns:
-        The plan from `divide_by_words`, and the survey.
+        The plan without the copies that `divide_by_words` leaves out, and the survey.
     """
     planned = np.concatenate(list(plan.order.values()))
     splits = plan.splits
@@ -89,9 +89,9 @@ def survey_texts(plan: DatasetPlan) -> tuple[DatasetPlan, Survey]:
 
 
 def divide_by_words(plan: DatasetPlan, words: np.ndarray) -> DatasetPlan:
-    """Return the plan without texts that have the same words as a held-out text, if `join_copies` is set.
+    """Leave out texts so that texts with the same words are in only one split. Return the resulting plan.
 
-    See `Copies.without_leaks`.
+    Without `join_copies`, return the plan unchanged. See `Copies.without_leaks`.
     """
     if not plan.params.join_copies:
         return plan

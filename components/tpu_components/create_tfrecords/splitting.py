@@ -39,10 +39,9 @@ def assign_splits(
     The hash of an example's key gives the example a position between 0 and 1. Positions below `test_fraction` are the
     test split, the following positions are the validation split, and the rest is the training split. Apart from the two
     rules below, the split of an example does not depend on other examples, so it does not change when a data set grows.
-    Therefore, shares are exact only on average, as with random draws. No rule that depends only on the single example
-    can do better. Suppose that such a rule guarantees a test example among any m examples of a class. Then at most
-    m - 1 examples of the class can be in the training split, however large the class is. The same holds with groups,
-    and if examples may be left out.
+    Therefore, shares are exact only on average, as with random draws. No rule that looks at each example alone can
+    guarantee a share: if it put at least one of any m examples of a class into the test split, at most m - 1 examples
+    of this class could be in the training split, however large the class is.
 
     1. With `stratify`, a split without an example of a class borrows the example of the class with the nearest
        position. At least one example of the class stays in the training split. The borrowed example goes back when the
@@ -127,7 +126,7 @@ def _lend_where_none(chosen: np.ndarray, places: np.ndarray, labels: np.ndarray,
     Only the classes that are missing from a split are processed. Usually these are few.
 
     Args:
-        chosen: Split of each example: int[num_examples]; `num_held` is training.
+        chosen: Split of each example: int[num_examples], from 0 to `num_held`, which is the training split.
         places: Position of each example by its hash, float64[num_examples]. It is equal for copies.
         labels: int[num_examples].
         num_held: Number of splits that are held out.
@@ -153,7 +152,8 @@ def _lend_examples(
     A unit is a set of examples with the same hash: an example and its copies.
 
     Args:
-        chosen: Split of each unit, in ascending order of their hashes: int[units]; `num_held` is training.
+        chosen: Split of each unit, in ascending order of the units' hashes: int[units], from 0 to `num_held`, which is
+            the training split.
         unit: Unit of each example: int[num_examples], indices into `chosen`.
         labels: int[num_examples].
         classes: Labels of the classes that are missing from a split: int[…].
@@ -216,7 +216,7 @@ def _mend_shares(chosen: np.ndarray, sizes: np.ndarray, shares: Sequence[float])
 
 
 def require_examples(before: np.ndarray, after: np.ndarray, reason: str) -> None:
-    """Check that every split still has examples after some were left out.
+    """Check that every split that had examples still has some after examples were left out.
 
     Args:
         before: Splits that were drawn: int8[num_examples], indices into `SPLITS`, or LEFT_OUT.
@@ -232,7 +232,7 @@ def require_examples(before: np.ndarray, after: np.ndarray, reason: str) -> None
 
 
 def tell_apart(keys: Sequence[str], labels: np.ndarray) -> Sequence[str]:
-    """Return unique keys: label and number are appended to each key that occurs more than once.
+    """Return unique keys: the label and a running number are appended to each key that occurs more than once.
 
     Example:
         >>> list(tell_apart(["a", "b", "a"], np.array([1, 0, 1])))

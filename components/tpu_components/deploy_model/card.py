@@ -1,7 +1,7 @@
 """Writes the model card of a version from the results of the earlier steps.
 
 The card is the version's README.md in Hugging Face's format: https://huggingface.co/docs/hub/model-cards. It has front
-matter, instructions to use the model, and the blocks of the evaluation's report. Equal facts give equal bytes.
+matter, instructions to use the model, and the blocks of the evaluation's report. Equal inputs give equal bytes.
 Therefore, version number and date, which the registry determines, are in `version.json` and not in the card.
 """
 
@@ -155,7 +155,7 @@ def write_card(
 def _front_matter(
     params: DeployParams, manifest: Manifest, evaluation: Evaluation, export: ExportInfo, scores: Sequence[Score]
 ) -> str:
-    """Return the YAML, without its lines of dashes, by which the Hugging Face hub finds, shows and compares models.
+    """Return the YAML with which the Hugging Face hub finds, shows and compares models, without the lines of dashes.
 
     There is no `datasets` key, because it may only name data sets of the hub.
     https://github.com/huggingface/hub-docs/blob/main/modelcard.md

@@ -50,8 +50,8 @@ def deploy_model(
     4. If there is an endpoint, deploy the version to it and repeat the health check there.
     5. Move the alias, if the champion is still the version that the model was compared with.
 
-    The step can be killed and repeated at any moment with the same result. If 2, 3, 4 or 5 fails, the version stays
-    registered, and the alias and the endpoint's traffic are as before.
+    The step can be killed and repeated at any moment with the same result. If a step from 2 to 5 fails, the version
+    stays registered, and the alias and the endpoint's traffic are as before.
 
     Args:
         params: Registry, endpoint, and checks.

@@ -212,8 +212,9 @@ class VertexTarget:
         2. Deploy to the endpoint without traffic, then give the version its share of the traffic.
         3. Run the health check on the endpoint, for responses of this version.
 
-        If 2, 3 or the block fails, the traffic is restored and the version is undeployed. After a successful block,
-        versions of the model without traffic are undeployed. If no endpoint is configured, the name is an empty string.
+        If step 2, step 3 or the block fails, the traffic is restored and the version is undeployed. After a successful
+        block, versions of the model without traffic are undeployed. If no endpoint is configured, the name is an empty
+        string.
 
         Args:
             version: Version to deploy.
@@ -390,11 +391,10 @@ class VertexTarget:
         registry.backoff(update)
 
     def _predict(self, endpoint: str, deployed: str, check: HealthCheck, share: int = 100) -> dict[int, np.ndarray]:
-        """Send the examples until requests reach a deployment.
+        """Send the examples to an endpoint, and return the predictions of one of its deployments.
 
-        Return float64[outputs] by the example's position.
-
-        Responses of other deployments are ignored.
+        The result is float64[outputs] by the example's position. It lacks examples that other deployments answered.
+        The examples are sent again until the deployment has answered at least one.
 
         Args:
             endpoint: Resource name of the endpoint.
@@ -428,7 +428,7 @@ class VertexTarget:
         return self._patient(_ROUTING_SECONDS)(ask_all)
 
     def _ask(self, endpoint: str, instance: Any, check: HealthCheck, address: str) -> tuple[str, np.ndarray] | None:
-        """Return the deployment that predicted an example, and its outputs.
+        """Send an example. Return the ID of the deployment that predicted it, and the outputs, float64[outputs].
 
         Return None if no deployment has traffic yet.
         """

@@ -148,7 +148,7 @@ def _is_no_worse(difference: Difference, allowed: float, confidence: float, sure
 
 
 def _check_slices(params: EvaluateParams, slices: Sequence[SliceMetric]) -> list[Rule]:
-    """Return a failed rule for each slice that is significantly too low or worse.
+    """Return failed rules for the slices that are significantly below the minimum or worse than the champion's.
 
     If there is no such slice, return passed rules.
     """

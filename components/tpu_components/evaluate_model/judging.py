@@ -115,6 +115,6 @@ def _compute_metrics(params: EvaluateParams, predictions: Predictions) -> list[M
 def record(
     held_out: HeldOutSet, evaluation: Evaluation, rivals: Sequence[Rival], comparisons: Sequence[Comparison]
 ) -> bool:
-    """Record a decision. Return False if the decision must be made again; see `HeldOutSet.record`."""
+    """Record a decision. Return False if another process recorded one first, so that you must decide again."""
     compared = {rival.digest: each.metrics for rival, each in zip(rivals, comparisons, strict=True)}
     return held_out.record(evaluation.model.digest, evaluation.gate.promote, evaluation.judged_metrics[0], compared)

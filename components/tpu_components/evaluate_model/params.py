@@ -193,7 +193,7 @@ def _fits(rule: str, metric_direction: int | None) -> bool:
 
 
 def _check_side(rule: str, metric: str, value: float, metric_direction: int | None) -> None:
-    """Check that a rule bounds a metric on its bad side.
+    """Check that a metric has a minimum only if higher is better, and a maximum only if lower is better.
 
     Raises:
         InputError: If the rule would reject good models.

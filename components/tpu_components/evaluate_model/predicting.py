@@ -163,9 +163,10 @@ def _input_reader(model_dir: Path, manifest: Manifest) -> Callable[[Mapping[str,
 def find_seen_examples(split: str, records_dir: Path, fingerprint: str, models: Sequence[Path]) -> np.ndarray | None:
     """Return which examples of a split each model was trained on, bool[models, examples].
 
-    Return None if no model was trained on any of these examples, or for the training split, which is scored on purpose.
+    Return None if no model was trained on any of these examples. Also return None for the training split:
+    if you score this split, all its examples count.
 
-    If a model was trained on these records, near-duplicates of its training examples count, too. Models from the oldest
+    If a model was trained on these records, near-duplicates of its training examples also count. Models from the oldest
     versions do not list their training examples, so no example counts as a training example of these models. Models
     from other earlier versions list their training examples by IDs that depend on the settings of the records (see
     `example_ids`). A warning is logged if none of these IDs is in the records.
@@ -191,6 +192,6 @@ def find_seen_examples(split: str, records_dir: Path, fingerprint: str, models: 
 
 
 def _knows_any(records_dir: Path, trained_on: np.ndarray) -> bool:
-    """Return whether the model was trained on any example of the records, in any split."""
+    """Return whether any of the example IDs `trained_on` is in the records, in any split."""
     by_split = (load_identities(records_dir, split) for split in SPLITS)
     return any(ids is not None and bool(are_among(ids, trained_on).any()) for ids in by_split)

@@ -27,8 +27,8 @@ def find_slices(params: EvaluateParams, truth: GroundTruth, outputs: np.ndarray)
 
     Return () for a language model.
 
-    All bounds together hold with the gate's confidence. Therefore, each bound has a higher confidence, by the
-    Bonferroni correction.
+    The confidence bounds of all slices hold together with the gate's confidence. Therefore, each single bound has a
+    higher confidence (Bonferroni correction).
 
     Args:
         params: Properties by which to divide, and the confidence.
@@ -59,7 +59,10 @@ def _divide(name: str, truth: GroundTruth) -> Iterator[_Part]:
 
 
 def _by_value(values: np.ndarray, unit: str) -> tuple[list[str], np.ndarray]:
-    """Return the distinct texts, or the names of quarters of numbers, and each example's index, int[examples]."""
+    """Divide examples by a property. Return the slices' names, and the index of each example's slice, int[examples].
+
+    Each distinct text is a slice. Numbers are divided into quarters.
+    """
     if values.dtype.kind == "U":
         names, places = np.unique(values, return_inverse=True)
         return names.tolist(), places

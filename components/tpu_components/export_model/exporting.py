@@ -64,8 +64,8 @@ def export_model(
             model.tflite and model_int8.tflite.
 
     Raises:
-        InputError: If a model or data set is damaged, or if no format, or not every required format, can be made and
-            agrees with the trained model.
+        InputError: If the model or the data set is damaged, or if a required format or every format is left out,
+            because it cannot be made or differs too much from the trained model.
     """
     records_dir = Location(records_dir).as_path()
     model_dir = Location(model_dir).as_path()

@@ -80,7 +80,7 @@ def _refuse_device_ops(signature: Any) -> None:
 
 
 def _check_encoded(loaded: Any, images: np.ndarray, pixels: Predict, name: str, margin: Sequence[int]) -> None:
-    """Check that the signature for image files, which have a margin, predicts the same as the signature for pixels."""
+    """Check that the signature for image files, which crops a margin, predicts the same as the signature for pixels."""
     import tensorflow as tf
 
     rows, columns = margin

@@ -114,7 +114,7 @@ def _show(
 def _choose_pictures(place: str, figures: Sequence[str]) -> Mapping[str, markupsafe.Markup]:
     """Return example images as HTML, by statistic.
 
-    For each statistic, up to six images are chosen from the first 200 records of a folder, from a low to a high value.
+    For each statistic, up to six images are chosen from the first 200 records of a folder, sorted by the statistic.
 
     Args:
         place: Folder that create_tfrecords wrote. Any other place, such as a registered version, gives no images.

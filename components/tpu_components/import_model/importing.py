@@ -218,9 +218,9 @@ class _Imported:
         if own is None and not requested:
             raise InputError(
                 f"Cannot import the model {self._name!r}, because the range of its input pixels is unknown: expected a "
-                "layer at its start that scales them, received none. Set pixel_range to the values that stood for the "
-                "pixels 0 and 255 in its training, such as [0, 1] or [-1, 1], or to [0, 255] if its training did not "
-                "scale the pixels."
+                "layer at its start that scales them, received none. Set pixel_range to the values to which its "
+                "training scaled the pixels 0 and 255, such as [0, 1] or [-1, 1]. If they were not scaled, set it to "
+                "[0, 255]."
             )
         if own and requested and tuple(requested) != own:
             raise InputError(

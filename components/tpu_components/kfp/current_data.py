@@ -19,7 +19,7 @@ _LISTERS = {"create_tfrecords": list_source, "predict_batch": list_inputs}
 def on_current_data(component: Any) -> WrappedComponent:
     """Return a component that runs again when its source has changed. Otherwise, its result may come from the cache.
 
-    The component has a second task before the step, which is never cached. This task lists the files of the source,
+    The returned component adds a task before the step. This task is never cached. It lists the files of the source
     without reading them, and returns a digest, which becomes the input `data_version` of the step.
 
     Args:

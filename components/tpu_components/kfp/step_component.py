@@ -221,7 +221,7 @@ def _check_value(name: str, value: Any, kind: Any) -> None:
             f'.outputs["{next(iter(value.outputs), "NAME")}"].'
         )
     if value is None:
-        raise InputError(f"expected a value as {name}, received None. Leave {name} out.")
+        raise InputError(f"{name} cannot be None. Leave {name} out, or pass a value.")
     if isinstance(value, Mapping | list | tuple):
         _check_nested(name, value, kind)
 
@@ -300,7 +300,7 @@ def _in_kfps_types(constant: Any, read: Any) -> Any:
 
 
 def _check_model(values: Mapping[str, Any]) -> None:
-    """Check the name and the parameters of a ready model in the inputs of train_model or preflight_training."""
+    """Check the name and the parameters of a registered model in the inputs of train_model or preflight_training."""
     training = values.get("training")
     name = getattr(training, "model", values.get("model", ""))
     if _READY_MODEL.fullmatch(name):

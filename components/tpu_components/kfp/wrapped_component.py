@@ -14,8 +14,8 @@ class WrappedComponent:
     """A component that `on_machine` or `on_current_data` returned. Call it in a pipeline, with inputs by name.
 
     Attributes:
-        component: The component that this function received.
-        wrapper: Name of this function.
+        component: The component that `on_machine` or `on_current_data` received.
+        wrapper: Name of the function that returned this component: `on_machine` or `on_current_data`.
         make_task: Function that takes inputs by name and returns the task.
     """
 
@@ -73,14 +73,15 @@ def require_component(component: Any, function: str) -> None:
         function: Name of the function.
 
     Raises:
-        InputError: If the value is not a KFP component.
+        InputError: If the value is not a KFP component, or is already the result of one of these functions.
     """
     if isinstance(component, WrappedComponent):
         advice = f"Call {function} before {component.wrapper}."
         if component.wrapper == function:
             advice = f"Call {function} only once, with the component itself."
         raise InputError(
-            f"{function} takes a component of KFP. Received: {called(component)} after {component.wrapper}. {advice}"
+            f"{function} takes a component of KFP. Received: the result of {component.wrapper} for "
+            f"{called(component)}. {advice}"
         )
     if not isinstance(component, BaseComponent):
         received = repr(component) if isinstance(component, str) else f"a value of the type {type(component).__name__}"

@@ -72,9 +72,9 @@ def _model(export: str, digest: str, use_int8: bool, num_threads: int) -> Export
 
 
 def answer_part(work: Work, examples: Selection, state: ResumeState, name: str) -> None:
-    """Predict examples, and write the predictions to the piece `name` of the resume state.
+    """Predict examples, and write the predictions to the resume state as the finished file `name`.
 
-    The note of the piece contains counts, and the examples that could not be read.
+    The note of the file contains counts, and the examples that could not be read.
     """
     with _ANSWERING:
         model = _model(work.export, work.model_digest, work.params.use_int8, work.num_threads)

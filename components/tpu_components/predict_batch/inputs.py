@@ -159,7 +159,7 @@ def _list_records(place: Location, model: ExportedModel) -> Inputs:
 
 
 class Example(NamedTuple):
-    """An example to predict: its name, its model input, dtype[*shape], and, for images, `Picture.losses`."""
+    """An example to predict: name, model input, dtype[*shape], and content that an image loses (`Picture.losses`)."""
 
     name: str
     value: np.ndarray

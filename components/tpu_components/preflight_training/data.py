@@ -77,11 +77,11 @@ class DataFacts:
         interface: Input and output of a model for the data set.
         num_examples: Number of examples in the training split.
         decoded_bytes: Bytes of the training split in memory.
-        host: Examples per second that this machine reads and decodes, or None if no estimate needs it, because the
+        host: Rates at which this machine reads the examples. None if no estimate needs these rates, because the
             training split is in the devices' memory or no time is estimated.
         num_validation: Number of examples in the validation split, or 0 if there is none.
-        assumed: Assumptions about data that are not available yet, in words. Empty if the facts are those of the
-            available data.
+        assumed: Assumptions about data that are not available yet, in words. Empty if the data are
+            available.
     """
 
     interface: Interface
@@ -93,7 +93,7 @@ class DataFacts:
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, split_examples: Mapping[str, int]) -> "DataFacts":
-        """Return the facts about a data set, without the host's rate.
+        """Return the sizes of a data set. `host`, the rate of this machine, is None.
 
         Args:
             manifest: Manifest of the data set, or of a sample of it.
@@ -139,7 +139,7 @@ class Measurement:
     Attributes:
         in_memory_mib: `TrainParams.in_memory_mib`.
         shuffle_buffer: `TrainParams.shuffle_buffer`.
-        cache_dir: Folder in which rates are kept.
+        cache_dir: Folder in which rates are cached.
     """
 
     in_memory_mib: int
@@ -147,7 +147,7 @@ class Measurement:
     cache_dir: Path
 
     def of_records(self, records_dir: Path, manifest: Manifest, facts: DataFacts) -> DataFacts:
-        """Return the facts about a data set, with the rate at which this machine reads its records from a folder."""
+        """Return a copy of `facts` with the rate at which this machine reads the records in `records_dir`."""
         measure = functools.partial(self.measure, records_dir, manifest, facts.decoded_bytes)
         return dataclasses.replace(facts, host=self.recall([manifest.fingerprint, facts.decoded_bytes], measure))
 

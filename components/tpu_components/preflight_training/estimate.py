@@ -6,7 +6,7 @@ the memory traffic of operations and copies needs. No parameter is fitted. Commu
 links of the slice. Its time is an upper bound, because no overlap with computation is assumed.
 
 `python -m tests.evidence.benchmarks.whole_steps` compares the estimates with published step times, each with its
-source, and derives intervals. A test compares the intervals in this module with these intervals.
+source, and derives intervals. A test compares the intervals in this module with the derived intervals.
 """
 
 import dataclasses
@@ -107,7 +107,7 @@ INTERVALS = (
 def accuracy_of(generation: Generation, mxu_utilization: float) -> Accuracy:
     """Return the accuracy of estimates for a program that uses a share of the matrix units' peak.
 
-    Return `_UNKNOWN` for a GPU.
+    For a GPU, whose time is not estimated, return an accuracy without comparisons (`steps` is 0).
     """
     return accuracy_at(mxu_utilization) if generation.accelerator == TPU else _UNKNOWN
 
@@ -146,7 +146,7 @@ class StepTime:
         flops: Floating-point operations of all matrix products of a step on one device.
         low_ms: Lower end of the 90% interval of `total_ms`.
         high_ms: Upper end of the 90% interval of `total_ms`.
-        factor: Ratio of `total_ms` to the compiler's estimate. It is 1 without receipts of the project's runs.
+        factor: Ratio of `total_ms` to the compiler's estimate. It is 1 without receipts (records of measured runs).
         basis: Receipts from which `factor` and the interval are derived, in words. Empty without receipts.
     """
 

@@ -219,15 +219,15 @@ class Examination:
         return list(zip(self.machines, compilations, outcomes, strict=True))
 
     def compile_all(self, compilations: Sequence[Compilation]) -> list[Outcome]:
-        """Compile programs, and check that all data fit in memory together with each program."""
+        """Compile programs. Return outcomes: DOES_NOT_FIT if a program and the data together exceed the memory."""
         outcomes = self._sandbox.compile_all(compilations)
         return [self._within(*each) for each in zip(outcomes, compilations, strict=True)]
 
     def _within(self, outcome: Outcome, compilation: Compilation) -> Outcome:
         """Add the memory of data outside of the program to an outcome.
 
-        If the training split is in device memory, a validation split that is held in memory is in device memory, too.
-        The verdict becomes DOES_NOT_FIT if this is too much, or if the lower bound for a GPU exceeds its memory.
+        If the training split is in device memory, so is a validation split that is held in memory. The verdict becomes
+        DOES_NOT_FIT if all of this exceeds a device's memory, or if the lower bound for a GPU does.
         """
         capacity = compilation.machine.generation.hbm_usable_bytes
         beside = self._validation_bytes if compilation.is_resident and outcome.verdict == FITS else 0
@@ -370,8 +370,9 @@ class MachineExamination:
     def _timeout_seconds(self) -> int:
         """Time limit of the training run, in seconds.
 
-        It is 0 if the training step does not fit. If the time of a step is unknown and no limit is configured, it is
-        the limit of a Vertex AI task on a TPU, but 0 on a GPU or if no times are wanted.
+        This is the configured limit or, if none is configured, a limit derived from the estimated time. If the time is
+        unknown, it is the limit of a Vertex AI task for a TPU, and 0 for a GPU or if times are not estimated. It is
+        also 0 if the training step does not fit.
         """
         if self.outcome.verdict not in PASSING:
             return 0

@@ -48,7 +48,7 @@ class Cost:
         source: Publication of the price.
         date: Date of the price.
         target: Platform that trains. Empty in older files, which have Compute Engine's price.
-        factor: Ratio of the price to Compute Engine's.
+        factor: Ratio of the price to Compute Engine's price.
         most_usd_per_run: Highest price of a run: the price of the machine if each attempt at training runs until the
             time limit. None if the time limit is unknown.
     """
@@ -80,7 +80,7 @@ class Cost:
 
     @property
     def run(self) -> str:
-        """Expected and highest price of a run, and whose prices these are, in words."""
+        """Expected and highest price of a run, and the name of the price list, in words."""
         expected = "" if self.usd_per_run is None else " expected per run, plus start-up"
         return f"{self.text}{expected}{self.at_most}, at {billed_by(self.target)}"
 
@@ -110,7 +110,7 @@ class MachineReport:
         devices: Number of JAX devices, which is the number of replicas.
         hosts: Number of virtual machines.
         verdict: `fits`, `may_fit` (a GPU, for which nothing is compiled), `does_not_fit`, `does_not_compile`,
-            `timed_out`, `out_of_memory` (of this machine), `crashed`.
+            `timed_out`, `crashed`, or `out_of_memory` if the compiler needed more memory than this machine has.
         reason: Reason why the training step does not fit or compile. Empty if it fits or may fit.
         layer: Layer of the model that caused the failure. Empty if unknown.
         source: Line of the model's code that caused the failure, as `file:line`. Empty if unknown.
@@ -145,7 +145,7 @@ class MachineReport:
         has_namesakes: Whether the report has another entry with the same machine and target.
         target: Platform that trains. Empty unless the report compares several platforms.
         untimed: Reason why the time is unknown although the training step fits. Empty if the time is known.
-        program: Digest of the step, which receipts of its runs contain, too. Empty if unknown.
+        program: Digest of the step. Receipts of runs of this step contain the same digest. Empty if unknown.
     """
 
     machine: str
@@ -344,7 +344,7 @@ class PreflightReport(JsonFile, name=PREFLIGHT_FILE, what="a preflight report", 
         return cheapest(self.machines)
 
     def footprint(self, machine: MachineReport) -> Footprint | None:
-        """Return the footprint of the training run on a machine of the report.
+        """Return memory, step time and price of the training run on a machine of the report.
 
         Return None if the training step does not fit.
         """
@@ -370,7 +370,7 @@ class PreflightReport(JsonFile, name=PREFLIGHT_FILE, what="a preflight report", 
         )
 
     def prediction(self, machine: MachineReport) -> Prediction | None:
-        """Return the prediction for a machine of the report, which can be compared with the measured training run.
+        """Return predicted times, memory and price for a machine of the report, to compare with measurements of a run.
 
         Return None if the training step does not fit, or its time is unknown.
         """

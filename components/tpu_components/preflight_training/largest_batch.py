@@ -43,8 +43,8 @@ def find_largest_batch(attempt: Callable[[int], Outcome], first: int, capacity_b
         capacity_bytes: Available memory, in bytes.
 
     Returns:
-        The largest batch, with size 0 if not even one example fits, or None if no batch is known to fit and a
-            compilation failed for a reason other than memory.
+        The largest batch. Its size is 0 if not even one example fits. None if a compilation failed for a reason other
+            than memory before any batch fitted.
 
     Example:
         >>> def attempt(size):
@@ -115,7 +115,7 @@ def _whole(size: int) -> int:
 
 
 def _within(size: int, low: int, high: int) -> int:
-    """Return the nearest batch above `low` and, if `high` is known, below `high`."""
+    """Return the batch size nearest to `size` that is above `low` and, unless `high` is 0 (unknown), below `high`."""
     return max(min(size, high - 1) if high else size, low + 1)
 
 

@@ -152,7 +152,7 @@ class Application:
 
     @contextlib.asynccontextmanager
     async def ready(self, model: ExportedModel) -> AsyncIterator[None]:
-        """Serve predictions of `model` while the block runs."""
+        """While the `async with` block runs, respond to requests with predictions of `model`."""
         self._metrics.add_model(model)
         self._batcher = Batcher(model.predict, self._params.max_batch_size, self._params.max_wait_ms / 1e3)
         with (
@@ -179,9 +179,9 @@ class Application:
         return JSONResponse({"live": True})
 
     async def _is_ready(self, request: Request) -> Response:
-        """Respond whether the server, or the named model, is ready.
+        """Respond with 200 if the server, or the model that the path names, is ready, otherwise with 503.
 
-        While the model loads, the name is not checked.
+        Another name than the model's gets 404, but only after the model is loaded.
         """
         is_ready = self._model is not None
         name = self._named_model(request)[0] if is_ready else request.path_params.get("name", "")

@@ -29,7 +29,7 @@ class Batcher:
         self._waiting: asyncio.Queue[tuple[np.ndarray, asyncio.Future[np.ndarray]]] = asyncio.Queue()
 
     async def predict(self, inputs: np.ndarray) -> np.ndarray:
-        """Return the model's outputs for inputs, dtype[N, …] → float32[N, …], for any N from 1."""
+        """Return the model's outputs for inputs: dtype[N, …] → float32[N, …], for any N >= 1."""
         size = self._max_batch_size
         answers: list[asyncio.Future[np.ndarray]] = []
         for start in range(0, len(inputs), size):
@@ -40,7 +40,7 @@ class Batcher:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run the model's thread while the block runs. `predict` needs this thread."""
+        """Run the thread that executes the model while the `async with` block runs. `predict` needs this thread."""
         with ThreadPoolExecutor(1, "model") as thread:
             task = asyncio.create_task(self._run(thread))
             try:

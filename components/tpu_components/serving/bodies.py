@@ -25,7 +25,7 @@ class HeldBytes:
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[Hold]:
-        """Yield a request's `Hold`. All of its bytes are released when the block ends."""
+        """Yield the function with which one request reserves bytes. They are released when the block ends."""
         own = 0
 
         def hold(num_bytes: int) -> None:

@@ -183,7 +183,7 @@ def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -
 
 
 def _choose_format(export_dir: Path, left_out: Mapping[str, str], use_int8: bool) -> tuple[str, Path]:
-    """Return the format to load, and its file or folder."""
+    """Return the format to load, and its file or folder. `left_out` says why formats were not exported."""
     if use_int8 and "int8" in left_out:
         raise InputError(
             f"Cannot predict with the int8 model of {export_dir}: it was not exported, because {left_out['int8']}. Use "

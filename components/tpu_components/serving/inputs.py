@@ -178,8 +178,8 @@ def _read_inputs(
 ) -> Iterator[_Named]:
     """Yield batches of names and inputs.
 
-    Unreadable files of folders are reported on stderr and in `unread`. The `Picture.losses` of each image file are
-    appended to `losses`.
+    Unreadable files of folders are reported on stderr and in `unread`. `Picture.losses` (content that an image loses
+    in conversion) of each image file is appended to `losses`.
     """
 
     def read_file(path: str) -> _Named:
@@ -212,7 +212,7 @@ def _read_inputs(
 
 
 def _piped(reader: ImageInput | Tokenizer, losses: list[Mapping[str, int]]) -> Iterator[_Named]:
-    """Read stdin: texts, one image file, or lines of JSON in the server's format."""
+    """Yield names and inputs from stdin: texts, one image file, or lines of JSON in the server's format."""
     if isinstance(reader, Tokenizer):
         for text in _piped_texts():
             yield [text], reader.read_all([text])
@@ -256,7 +256,7 @@ def _text_of(line: str) -> str:
 def _names_a_file(argument: str) -> bool:
     """Return whether an argument is a path rather than a text.
 
-    It is a path if it exists or looks like a path.
+    It is a path if a file or folder with this path exists, or if it looks like a path, for example by its suffix.
     """
     if Location(argument).is_remote or argument.lower().endswith((*_TEXT_SUFFIXES, *_ARRAY_SUFFIXES)):
         return True

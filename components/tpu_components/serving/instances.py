@@ -114,10 +114,10 @@ def parse_request(
 
     The request is one image file, or `{"instances": [IMAGE, …], "parameters": {"top": K}}`. `parameters` is optional.
 
-    An IMAGE is the bytes of an image file, `{"b64": "…"}`, or its pixels. An image file is resized if necessary. Pixels
-    are nested lists [height][width][channels] of whole numbers in [0, 255], or [height][width] for a grey image. Both
-    forms may be wrapped as `{"image": IMAGE}` or `{"encoded": IMAGE}`. For a model of texts, an instance is a string or
-    `{"text": "…"}`. A language model predicts the next character.
+    An IMAGE is an image file in Base64, `{"b64": "…"}`, or pixels. An image file is resized if necessary. Pixels are
+    nested lists [height][width][channels] of whole numbers in [0, 255], or [height][width] for a grey image. Files and
+    pixels may be wrapped as `{"image": IMAGE}` or `{"encoded": IMAGE}`. For a model of texts, an instance is a string
+    or `{"text": "…"}`. A language model predicts the next character.
 
     Args:
         body: The request.
@@ -176,7 +176,7 @@ def _parse_image(body: bytes | bytearray, wanted: Reader, limits: ServeParams, t
 
 
 def _open_instances(instances: Sequence[Any], wanted: Reader, limits: ServeParams, **asked: Any) -> PredictRequest:
-    """Parse instances. See `parse_request`. `asked` are additional fields of the `PredictRequest`."""
+    """Parse instances in the form that `parse_request` describes. `asked` are further fields of the result."""
     inputs = np.empty((len(instances), *wanted.shape), wanted.dtype)
     request = PredictRequest(inputs, **asked)
     num_pixels = 0
@@ -285,7 +285,7 @@ def _parse_instance(wanted: Reader, instance: Any, limits: ServeParams) -> np.nd
         try:
             image = base64.b64decode(image["b64"], validate=True)
         except ValueError as error:
-            raise InputError(f'expected Base64 in "b64". Received another text: {error}.') from error
+            raise InputError(f'expected Base64 in "b64". The received text is not valid: {error}.') from error
     if not isinstance(image, bytes):
         raise InputError(
             f'expected {{"b64": "…"}} with the bytes of an image file, or pixels {_lists(wanted.image_shape)}. '
@@ -315,14 +315,14 @@ def _check_pixels(nested: list[Any], image_shape: tuple[int, int, int]) -> np.nd
 
 
 def _flatten_numbers(nested: list[Any], most_nested: int) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Flatten nested lists of at most `most_nested` levels to int or float [count]. Also return their shape.
+    """Return the numbers in nested lists as an int or float array [count], and the shape of the lists.
 
     The lists are checked before they are converted to an array, because in an array of strings, every element takes as
     much memory as the longest one.
 
     Raises:
-        ValueError: If the lists differ in length, are nested too deeply, or contain other values than numbers. The
-            message says what was received.
+        ValueError: If the lists differ in length, have more than `most_nested` levels, or contain other values than
+            numbers. The message says what was received.
     """
     values = nested
     shape: tuple[int, ...] = (len(nested),)
@@ -345,7 +345,7 @@ def _lists(shape: tuple[int, ...]) -> str:
 
 
 def _describe(value: Any) -> str:
-    """Describe a value without its content. The content may be private."""
+    """Return a description of a JSON value without its content, which may be private, for an error message."""
     if isinstance(value, dict):
         return f"an object with {', '.join(repr(key[:40]) for key in list(value)[:5]) or 'nothing in it'}"
     return _KINDS.get(type(value), "a number")
@@ -373,7 +373,8 @@ def parse_infer(
         body: The request, in JSON.
         model: The model.
         limits: Limits of the server.
-        binary_length: Header of Triton's binary tensors, which are not supported, or None if the request has none.
+        binary_length: Value of the HTTP header for Triton's binary tensors, which are not supported, or None if the
+            request does not have this header.
 
     Raises:
         InputError: If the body has another form.

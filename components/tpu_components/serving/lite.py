@@ -32,8 +32,8 @@ def load_predictor(path: Path, num_threads: int, factor: Any = 1.0, addend: Any 
     Args:
         path: The file.
         num_threads: Threads of one call.
-        factor: Factor of the outputs.
-        addend: Number that is added to the scaled outputs.
+        factor: Factor by which the outputs are multiplied.
+        addend: Number that is added to the multiplied outputs.
     """
     interpreter = _interpreter(path, num_threads)
     details, output = interpreter.get_input_details()[0], interpreter.get_output_details()[0]
@@ -60,7 +60,7 @@ def load_predictor(path: Path, num_threads: int, factor: Any = 1.0, addend: Any 
 
 
 def _one_at_a_time(path: Path, num_threads: int) -> Predict:
-    """Return a predictor for a model with loops, whose batch size is fixed at 1. It uses one interpreter per thread."""
+    """Return a predictor for a LiteRT model whose batch size is fixed at 1. Each thread has its own interpreter."""
     own = threading.local()
 
     def start() -> None:

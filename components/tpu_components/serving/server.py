@@ -111,7 +111,7 @@ async def _serve(listener: socket.socket, load: Callable[[], ExportedModel], par
 
 
 class Connection(H11Protocol):
-    """A connection of uvicorn with h11 that reads at most 2,048 bytes at a time."""
+    """A connection that reads at most 2,048 bytes at a time, so that parsing does not delay other connections."""
 
     def connection_made(self, transport: Any) -> None:
         """Limit the size of each read, and begin the connection."""
@@ -205,7 +205,7 @@ def load_export(export_uri: str, params: ServeParams, work: Path, version: str =
 
     Args:
         export_uri: Folder that export_model wrote, local or on gs://.
-        params: Key, format and number of threads.
+        params: Parameters of the server. Only the key, the format and the number of threads are used.
         work: Folder for the copy, and for a download.
         version: Version that the export must belong to if its signature is verified; see `verify_version`.
 

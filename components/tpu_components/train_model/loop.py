@@ -207,7 +207,7 @@ def put_everywhere(array: np.ndarray, mesh: Any, share: Share, length: int) -> A
 
 
 class _Pace:
-    """Chooses the number of steps per block.
+    """Chooses the number of steps per block. The host checks the loss only between blocks.
 
     The number is `steps_per_execution` if this parameter is set. Otherwise, it is doubled or halved so that a block
     takes at most 0.25 seconds, or at most `checkpoint_seconds` if this is less.
@@ -326,10 +326,10 @@ class DeviceLoop:
         return (state, place), Watch(finite, loss)
 
     def _look(self, watch: Watch, step: int, first: int) -> float:
-        """Wait until a step has ended, and return its loss.
+        """Wait until a step has ended, and return the mean loss of the epoch so far.
 
         Args:
-            watch: The program's state of the loss after the step.
+            watch: The program's result after the step: number of steps with a finite loss, and mean loss.
             step: Number of finished steps of the epoch.
             first: Number of steps of the epoch that were finished when this session began it.
 
@@ -356,7 +356,7 @@ def make_loop(session: Session, records_dir: Path, validation_bytes: int) -> Dev
         session: The session.
         records_dir: Folder of the records.
         validation_bytes: Size of the validation split in bytes if it is held in RAM, otherwise 0. If the training split
-            stays in device memory, such a validation split does too.
+            stays in device memory, a validation split in RAM also gets a copy there.
 
     Raises:
         InputError: If the parameter `residency` is `device`, and the training split cannot stay in device memory.

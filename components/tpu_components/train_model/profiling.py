@@ -47,7 +47,7 @@ class Stopwatch:
             self._kind = outer
 
     def take(self) -> dict[str, float]:
-        """Return the seconds since the last call by kind, including `host`. Their sum is the elapsed time."""
+        """Return the seconds since the last call of `take`, by kind, with `host`. Their sum is the elapsed time."""
         self._charge()
         taken = self._seconds
         self._seconds = dict.fromkeys(self.kinds, 0.0)
@@ -113,7 +113,8 @@ class StepProfile:
     def update(self, count: int, note: str = "") -> None:
         """Advance the progress bar by `count` examples, and show `note` next to it.
 
-        The first call starts the profile. The call that reports the end of `num_steps` more steps stops it.
+        The first call starts the profile, after the step that compiles the program. The profile stops `num_steps` steps
+        later.
         """
         self._bar.update(count, note)
         self._epoch_left -= count

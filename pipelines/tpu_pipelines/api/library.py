@@ -373,7 +373,7 @@ class Preflight(Displayed, PreflightReport, name=PREFLIGHT_FILE, what="a preflig
         return report.as_text(self)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a mapping of findings for each machine. Its value of `layers` is the number of layers."""
+        """Return the findings as one mapping per machine, with the number of layers as `layers`."""
         return [{**machine.as_dict(), "layers": len(machine.layers)} for machine in self.machines]
 
 

@@ -197,13 +197,14 @@ def on_machine(
 def _warn_of_restart(component: Any, warning: str, environment: Mapping[str, str] | None) -> None:
     """Warn that a step starts from scratch after it has lost its machine.
 
-    A foreign component is not warned about if one of its environment variables names a location in an object store.
+    There is no warning for a component of another package if an environment variable names a location in an object
+    store, because the step may store checkpoints there.
 
     Args:
         component: Component of the step.
         warning: Warning of the platform, without the final period.
-        environment: Environment variables that the step gets in addition to those of a foreign component; None for a
-            component of this package.
+        environment: Environment variables of the step, in addition to those of the component. None for a component of
+            this package.
     """
     advice = "."
     if environment is not None:
@@ -217,7 +218,7 @@ def _warn_of_restart(component: Any, warning: str, environment: Mapping[str, str
 
 
 def _with_checks(step: PlacedStep, component: StepComponent) -> PlacedStep:
-    """Return a step with the component's checks of its inputs. Additional inputs of a custom job are allowed."""
+    """Return a step that checks its inputs as the component does. Additional inputs of a custom job are allowed."""
     spec: Any = getattr(step, "component_spec", component.component_spec)
     others = spec.inputs or {}
     return functools.update_wrapper(lambda **inputs: step(**component.checked(inputs, others)), step)
@@ -271,7 +272,8 @@ def _changed(machine: MachineSpec) -> dict[str, Any]:
 def _explicit(settings: Settings | Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the settings that the caller has chosen, by name.
 
-    Settings that equal those of the environment variables are left out, because the variables apply to all platforms.
+    Settings that equal those of the environment variables are left out. The variables apply to all platforms, so it is
+    no mistake if this platform does not support one of them.
     """
     if not isinstance(settings, Settings):
         return dict(settings or {})
@@ -286,7 +288,10 @@ def _check_kind(name: str, value: Any, kind: type, expected: str) -> None:
 
 
 def _place(name: str, received_in: str) -> str:
-    """Return a sentence that says where an option belongs; empty if it belongs where it was received, or nowhere."""
+    """Return a sentence that says where to write an option: as an argument, or in the machine or the settings.
+
+    Return an empty string if the option is unknown, or belongs to `received_in`, where the caller wrote it.
+    """
     arguments = inspect.signature(on_machine).parameters.keys() - {"component", "misplaced"}
     places = {
         _ARGUMENT: (arguments, f"It is an argument: on_machine(…, {name}=…)."),
@@ -299,7 +304,7 @@ def _place(name: str, received_in: str) -> str:
 
 
 def _meant(name: str) -> str:
-    """Return " Did you mean …?" for a misspelt option, and where the option belongs; empty if no name is similar."""
+    """Return " Did you mean …?" and where to write the option with a similar name, or "" if no name is similar."""
     options = {*inspect.signature(on_machine).parameters, *fields_of(MachineSpec), *_OWN_SETTINGS}
     near = difflib.get_close_matches(name, sorted(options), n=1)
     return f" Did you mean {near[0]!r}?{_place(near[0], '')}" if near else ""

@@ -96,7 +96,7 @@ def preflight_step(request: pytest.FixtureRequest) -> Callable[..., "StepReport"
 
 
 def _report_before(folder: Path) -> "StepReport | None":
-    """Return the report that the base branch wrote into a folder; None if the step is new."""
+    """Return the report that the base branch wrote into a folder, or None if there is none, as for a new step."""
     from tpu_components.core.base.errors import InputError
     from tpu_components.preflight_training.jax_steps.step_report import StepReport
 
@@ -113,7 +113,10 @@ def _folder_of(nodeid: str, number: int) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Append the reports of all tests to the Markdown file, including tests that ran in processes of pytest-xdist."""
+    """Append the reports of all tests to the file that the option `--preflight-markdown` names, if it is set.
+
+    Tests that ran in processes of pytest-xdist are included.
+    """
     path = config.getoption("--preflight-markdown")
     reports = {
         report.nodeid: [str(value) for name, value in report.user_properties if name == _PROPERTY]

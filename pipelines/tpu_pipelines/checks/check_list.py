@@ -87,7 +87,10 @@ def examine(
 def _ask_platform(
     config: Config, costs: Collection[CheckCost], platform: Platform, settings: Settings, context: str
 ) -> list[Finding]:
-    """Return the errors of `first_checks`, and the findings of the platform's checks if a request is possible."""
+    """Return the errors of `first_checks`, and the findings of the platform's checks.
+
+    The platform's checks are left out if the machine is wrong, or settings are missing or not supported.
+    """
     missing = errors_in(ask_all(first_checks(config, platform, settings)))
     if {"machine", "variables"} & {finding.about for finding in missing}:
         said = "not checked; correct the errors first"
@@ -117,7 +120,7 @@ def require_ready(config: Config, platform: Platform, settings: Settings) -> lis
 
 
 def require_first(config: Config, platform: Platform, settings: Settings, *, needs_image: bool = True) -> None:
-    """Run `first_checks`, before a run is planned.
+    """Check that the checks in `first_checks` find no error, before a run is planned.
 
     Args:
         config: Configuration to check.

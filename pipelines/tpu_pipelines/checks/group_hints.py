@@ -63,7 +63,7 @@ def find_group_hints(listing: Listing, params: WriteParams) -> Iterator[str]:
 def _advise_on_column(params: WriteParams, name: str, values: Sequence[str]) -> str:
     """Return advice to set `data.group_column` to the name of a column.
 
-    If empty cells or a trial plan of the data set show that this does not work, the advice says so.
+    If the column has empty cells, or the data set cannot be split by this column, the advice says so.
     """
     setting = f"data.group_column={name}"
     if num_empty := values.count(""):

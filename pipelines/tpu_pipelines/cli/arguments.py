@@ -81,7 +81,7 @@ def argument(*names: str, **settings: Any) -> Argument:
 
 
 def typed(name: str, kind: Any, metavar: str, text: str, **settings: Any) -> Argument:
-    """Return an argument with its help text. `read_by_hand` converts its value to `kind`."""
+    """Return an argument whose value is converted to the type `kind`. `text` is its help text."""
     read = functools.partial(parse_argument, lambda value: read_by_hand(value, kind, metavar))
     return argument(name, type=read, metavar=metavar, help=text, **settings)
 
@@ -116,7 +116,7 @@ def json_flag(text: str = "print JSON, and nothing else, on stdout") -> Argument
 
 
 def confidence(what: str) -> Argument:
-    """Return the option `--confidence`. In its help, `what` describes data that have not drifted."""
+    """Return the option `--confidence`. In its help, `what` follows "probability that no drift is reported"."""
     text = f"probability that no drift is reported {what} (default: 0.99)"
     return typed("--confidence", Annotated[float, Range(0.5, below=1)], "SHARE", text, default=0.99)
 

@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_output() -> None:
-    """Replace closed standard streams by os.devnull, and escape characters that an encoding lacks."""
+    """Replace closed standard streams by os.devnull. Escape characters that the encoding of stdout or stderr lacks."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # Otherwise the next opened file gets the stream's descriptor, and its output.
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (for as long as this process lives)

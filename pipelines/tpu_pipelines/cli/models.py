@@ -29,7 +29,7 @@ _SHOWN_CHARACTERS = 200  # Number of characters of a text input that are printed
 
 
 def predict(arguments: argparse.Namespace) -> int:
-    """Print or write an exported model's predictions, or print texts that it continues. Return the exit code."""
+    """Print or write a model's predictions, or print the texts of a language model. Return the exit code."""
     if arguments.output is None and (arguments.columns or arguments.keep):
         raise InputError(
             "--columns and --keep require --output, which is missing. Add it, for example --output answers.jsonl."
@@ -102,7 +102,7 @@ def verify(arguments: argparse.Namespace) -> int:
 
 
 def drift(arguments: argparse.Namespace) -> int:
-    """Compare the statistics of records with those of other records. Return exit code 3 if they have drifted."""
+    """Compare the statistics of records with those of other records. Return 3 if they have drifted, else 0."""
     against = exports.find_compared(arguments.against, arguments.workspace, "a folder of records, local or in a bucket")
     new, old = (sketch_place(place) for place in (arguments.records, against))
     shifts = find_shifts(new, old, arguments.confidence)

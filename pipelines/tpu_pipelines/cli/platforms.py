@@ -188,7 +188,7 @@ def schedule(arguments: argparse.Namespace) -> int:
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Check that a platform has everything that a run needs. Return exit code 2 for errors and hints."""
+    """Check that a platform has everything that a run needs. Return 2 if there are errors or hints, otherwise 0."""
     settings = load_settings(os.environ, arguments.settings)
     config = load_config(arguments.config, arguments.overrides)
     findings = examine(config, ASKED, PLATFORMS[arguments.target], settings, context=arguments.kube_context)

@@ -1,4 +1,4 @@
-"""The command `receipts`: adds receipts of training runs, and shows the intervals that follow from them."""
+"""The command `receipts`: adds receipts of training runs, and shows the time intervals that follow from them."""
 
 import argparse
 
@@ -25,7 +25,9 @@ def receipts(arguments: argparse.Namespace) -> int:
             "unchanged"
         )
     elif arguments.places:
-        raise InputError(f"Cannot list {arguments.places[0]!r}: only `receipts add` accepts places. Remove it.")
+        raise InputError(
+            f"Cannot list {arguments.places[0]!r}: only `receipts add` accepts files and folders. Remove this argument."
+        )
     overview = Overview(store.load())
     show(overview.as_dict(), str(overview), arguments.json)
     return DONE

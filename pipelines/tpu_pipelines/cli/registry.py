@@ -149,7 +149,7 @@ def _as_text(description: Mapping[str, Any]) -> str:
 
 
 def _promote(model: ModelRegistry, number: str, reason: str, verify_key: str) -> Any:
-    """Make a version the champion by hand.
+    """Make a version the champion by hand. Return the move of the alias.
 
     Before that, the export is loaded and run once on a blank input.
 

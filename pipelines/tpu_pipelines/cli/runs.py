@@ -56,7 +56,7 @@ def tell_outcome(outcome: RunOutcome, as_json: bool, facts: Mapping[str, Any] = 
 
 
 def code_of(outcome: RunOutcome) -> int:
-    """Return the exit code of a local run."""
+    """Return the exit code of a local run: succeeded, rejected, failed, or failed by a mistake of the user."""
     if outcome.summary.status == State.FAILED:
         return BAD_INPUT if outcome.is_input_error else FAILED
     return DONE if outcome.summary.status == State.SUCCEEDED else REJECTED

@@ -369,7 +369,7 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
 
 
 def _check_machines(config: Config) -> None:
-    """Check the machines of all steps except the training step."""
+    """Check that `resources` set a machine only for evaluate_model, and that the step can use this machine."""
     for step, requested in config.resources.items():
         if requested.machine and step != "evaluate_model":
             advice = (
@@ -394,7 +394,7 @@ def _check_machines(config: Config) -> None:
 
 
 def _read_model(value: Any) -> ModelSection:
-    """Read the section model, which may be only the name of the model."""
+    """Read the section `model`. Its value may also be the name of the model alone."""
     values = {"name": value} if isinstance(value, str) else value
     if isinstance(values, dict):
         _check_plain(values.get("parameters"))

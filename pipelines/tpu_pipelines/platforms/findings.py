@@ -31,7 +31,7 @@ class CheckCost(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class CommandOutput:
-    """Word of a shell command that consists of a prefix and the output of another command.
+    """A word in a shell command: a prefix, followed by the output of another command.
 
     Attributes:
         prefix: The prefix, for example `--member=`.
@@ -70,7 +70,7 @@ class ShellCommand:
 
     @property
     def text(self) -> str:
-        """The command without its condition `unless`."""
+        """The command as text for a shell, without its condition `unless`."""
         text = _quote(self.words)
         if self.stdin:
             text = f"{_quote(('echo', self.stdin))} |\n  {text}"
@@ -187,7 +187,10 @@ def answer(check: Check) -> Iterator[Finding]:
 
 
 def ask_all(checks: Sequence[Check]) -> list[Finding]:
-    """Run all checks whose condition `when` is true, requests in threads. Return the findings, local checks first."""
+    """Run all checks whose condition `when` is true. Return their findings, those of local checks first.
+
+    Checks that send requests run at the same time, in threads.
+    """
     checks = [check for check in checks if check.when]
     needed = {check.needs for check in checks}
     first = {check.about: list(answer(check)) for check in checks if check.about in needed}

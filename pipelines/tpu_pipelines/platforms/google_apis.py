@@ -149,7 +149,7 @@ def create_bucket(place: Location, region: str, project: str) -> ShellCommand:
 
 
 def judge_quota(name: str, region: str, limit: int, needed: int, project: str) -> str:
-    """Return a sentence if a quota is sufficient. A negative `limit` means unlimited.
+    """Return a sentence that says that a quota is sufficient. A negative `limit` means unlimited.
 
     Raises:
         LackError: If the quota is too small.
@@ -180,7 +180,7 @@ class Resource:
         project: ID of the Google Cloud project of the resource.
         host: Host of the resource's API.
         path: Path of the resource in its API.
-        kind: gcloud commands for the kind of resource, such as `storage buckets`.
+        kind: gcloud command group for this kind of resource, such as `storage buckets`.
         name: Name of the resource for gcloud.
         location: Flags of gcloud that locate the resource.
     """
@@ -236,7 +236,7 @@ class Permissions:
         return [permission for permission in role.needed if permission not in answer.get("permissions", ())]
 
     def judge(self, member: str, role: Role, resource: Resource) -> str:
-        """Return a sentence if the policies of a project or a resource directly grant a role to a member.
+        """Return a sentence that says that the policy of a project or a resource directly grants a role to a member.
 
         Args:
             member: Member, such as `serviceAccount:trainer@my-project.iam.gserviceaccount.com`.

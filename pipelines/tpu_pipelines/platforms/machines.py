@@ -69,7 +69,7 @@ def training_timeout(config: Config, platform: Platform) -> TrainingTimeout:
     1. `machine.timeout_seconds`.
     2. For a TPU, preflight's estimate from `preflight_training.params.timeout_seconds`, on a platform that accepts a
        time limit while the pipeline runs.
-    3. The time that `preflight.max_price_usd` pays for, with a margin for TPUs.
+    3. The time that `preflight.max_price_usd` pays for; for TPUs three times this time, and at least 4 hours.
     4. A day.
     """
     machine = config.machine

@@ -32,7 +32,7 @@ class Platform(Protocol):
 
     @property
     def name(self) -> str:
-        """Value of `--target`."""
+        """Name of the platform, as a value of `--target`."""
 
     @property
     def title(self) -> str:
@@ -102,9 +102,9 @@ class Platform(Protocol):
         """Return the default number of retries of training on a machine. The configuration may set another number."""
 
     def memory_request(self, config: "Config", step: str, gib: float) -> float | None:
-        """Return the memory to request so that a step can use `gib` GiB.
+        """Return the memory to request, in GiB, so that a step can use `gib` GiB.
 
-        Return None if the step has a whole host.
+        Return None if the step has a whole host, and therefore needs no request.
         """
 
     def disk_request(self, num_bytes: int) -> str:
@@ -137,7 +137,7 @@ class Platform(Protocol):
         """Return a warning if a step that may lose its machine has no place for checkpoints, else an empty string."""
 
     def place(self, task: Any, step: str, config: "Config", settings: Settings) -> Any:
-        """Set time limit, disk and sign-in on the task of a step that has no machine. Return the task."""
+        """Set time limit, disk and sign-in on the task of a step without a TPU or GPU machine. Return the task."""
 
     def exit_task(self, settings: Settings) -> Any:
         """Add the task by which the platform notifies `settings.notify`. Return the task.

@@ -49,7 +49,7 @@ class RunFindings:
         error: Message of the error that stopped the run. Empty if the run did not fail.
         evaluation: Metrics of the model and of the champion.
         preflight: Report of preflight.
-        champion: Footprint of the training run of the registered champion.
+        champion: Time, price and memory of the training run of the registered champion.
         same_as: Registered version of the model, if every step came from the cache; otherwise empty.
         unread: Error if the run succeeded but its metrics could not be read; otherwise empty.
     """

@@ -62,7 +62,7 @@ class ComparedRun:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One property of every run.
+    """One property of the compared runs, with its value for each run.
 
     Attributes:
         name: Name of the property.
@@ -236,7 +236,7 @@ def _known(*rows: Row) -> tuple[Row, ...]:
 
 
 def _validation(runs: Sequence[ComparedRun], one_dataset: bool) -> tuple[Row, ...]:
-    """Return the metrics of the validation split in the epoch of each run whose weights were kept."""
+    """Return, for each run, the validation metrics of the epoch whose weights were kept, as one row per metric."""
     kept = [
         next((epoch for epoch in run.history if epoch["epoch"] == run.trained.get("best_epoch")), {}) for run in runs
     ]
@@ -269,7 +269,7 @@ def _rank(runs: tuple[ComparedRun, ...]) -> tuple[tuple[ComparedRun, ...], str]:
 
 
 def _common_split(runs: Sequence[ComparedRun]) -> str:
-    """Return the split that the gates of all runs with metrics scored, or an empty string if the splits differ."""
+    """Return the split on which the gate scored all runs that have metrics, or "" if the splits differ."""
     scored = [run.summary for run in runs if run.summary.metrics] or [runs[0].summary]
     splits = {summary.scored_split for summary in scored}
     return splits.pop() if len(splits) == 1 else ""
@@ -404,7 +404,7 @@ def as_text(comparison: RunComparison) -> str:
 
 
 def _differing(comparison: RunComparison, *titles: str) -> list[Row]:
-    """Return the rows of sections in which the runs differ."""
+    """Return the rows whose values differ between the runs, from the sections with these titles."""
     rows = [row for title in titles for row in comparison.sections.get(title, ())]
     return [row for row in rows if len(set(row.texts)) > 1]
 
@@ -483,8 +483,8 @@ def check_page(path: Path) -> None:
 def write_page(comparison: RunComparison, path: Path) -> None:
     """Write the comparison, with the curves of all training runs, as a self-contained HTML page.
 
-    Up to five runs are side by side. With more, the tables have a line for each run, and only the properties in which
-    the runs differ.
+    Up to five runs are columns of the tables. With more runs, the tables have a line for each run, and only the
+    properties in which the runs differ.
     """
     names = [run.label for run in comparison.runs]
     columns: dict[str | Cell, str] = {"": "<"}

@@ -33,8 +33,8 @@ class Drift:
     """Result of the comparison of data with the champion's training data.
 
     Attributes:
-        matters: Whether the data have drifted, or may have.
-        reason: Reason as text.
+        matters: Whether the data have drifted, or drift is unknown because there is nothing to compare with.
+        reason: Reason for the value of `matters`, as text.
     """
 
     matters: bool

@@ -42,7 +42,7 @@ _COLUMNS = {"run": "<", "number": "<", "ended, UTC": "<", "result": "<", "score"
 def set_aside(run_dir: Path) -> None:
     """Move a finished run to a numbered folder, so that the next run can begin.
 
-    Surplus earlier runs are deleted.
+    Earlier runs beyond the number to keep are deleted.
 
     A run that was killed has no summary and is not moved.
     """

@@ -181,7 +181,7 @@ def needs_check(config: Config) -> bool:
 
 
 def check_model_works(config: Config, plan: DatasetPlan) -> None:
-    """Build a configuration's model and its required export formats for its data.
+    """Check that a configuration's model can be built for its data, and exported in the required formats.
 
     Raises:
         InputError: If the model cannot be built, rebuilt or exported in these formats.
@@ -190,7 +190,7 @@ def check_model_works(config: Config, plan: DatasetPlan) -> None:
 
 
 def check_model(config: Config, interface: Interface, is_timed: bool = False) -> Trial:
-    """Build a configuration's model, and its required export formats, in a separate process.
+    """Build and export a configuration's model, in its required formats, in a separate process. Return the outcome.
 
     Args:
         config: Configuration of the run.

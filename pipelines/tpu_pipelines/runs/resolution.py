@@ -35,7 +35,7 @@ class LocalRun:
         source_version: Version of the source. create_tfrecords checks it to find out whether the data are still the
             same.
         images: Images of the steps, for containers.
-        fingerprints: Digests of everything on which the run depends, by part, in the form of the summary.
+        fingerprints: Digests of the run's `data`, `configuration` and `code`, as in summary.json.
         run_dir: Folder of the results.
         cache_dir: Folder of cached results of steps.
         receipts: Receipts on which preflight's intervals are based.

@@ -108,7 +108,7 @@ class StepCache:
         return self.output(key, name)
 
     def keep_only(self, runs: Iterable[Path]) -> None:
-        """Delete the cached steps of which no file has a hard link in one of the folders of `runs`."""
+        """Delete the cached steps, except steps with a file that has a hard link in one of the folders `runs`."""
         files = (path for run in runs for path in run.rglob("*") if path.is_file())
         held = {(status.st_dev, status.st_ino) for status in map(Path.lstat, files)}
         for path in self.entries_dir.glob("*.json"):

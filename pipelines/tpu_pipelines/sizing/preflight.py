@@ -70,7 +70,7 @@ class PlannedData:
         return {name: max(count * self.num_examples // whole, min(count, 1)) for name, count in at_hand.items()}
 
     def assumed_of(self, facts: DataFacts, listing: Listing) -> DataFacts:
-        """Return the facts about the available data, with the host's rate adjusted to the expected data."""
+        """Return the facts about the available data, with the host's reading rate adjusted to the expected data."""
         inputs = facts.interface.input
         host = facts.host
         here = len(listing.keys)
@@ -115,7 +115,7 @@ def preflight(
             and uses the available data only as a sample.
         platforms: Platforms whose prices are used for each machine. If empty, the default platform is used.
         planned: Expected size of the training data, of which the available data are a sample.
-        region: Region from the settings; see `platforms.machines.on_machine`.
+        region: Region from the settings; see `platforms.machines.place_training`.
         is_timed: Whether times and prices are estimated in addition to the memory.
         store: Receipts of the project's runs, from which preflight derives its intervals. None means the published
             intervals.

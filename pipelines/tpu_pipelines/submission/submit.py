@@ -65,7 +65,7 @@ class RunPlan:
         return self.runs[0].checkpoints
 
     def has(self, job_id: str) -> bool:
-        """Return whether a job belongs to this run, in any round of submissions."""
+        """Return whether a job belongs to any submission of this run, on any machine."""
         return job_id.startswith(self.jobs[0].job_id)
 
     def round(self, number: int) -> tuple[Job, ...]:

@@ -75,7 +75,7 @@ def test_a_component_that_reads_no_source_is_refused():
 
 
 def test_a_component_is_wrapped_once():
-    with pytest.raises(InputError, match=r"create_tfrecords after on_current_data. Call on_current_data only once"):
+    with pytest.raises(InputError, match=r"on_current_data for create_tfrecords. Call on_current_data only once"):
         on_current_data(on_current_data(STEPS.create_tfrecords))
 
 

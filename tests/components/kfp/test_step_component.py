@@ -257,7 +257,7 @@ def test_a_renamed_input_keeps_its_old_name_for_a_while():
         ("create_tfrecords", {"source": "images:gs:/b/photos"}, r"'gs:/' has only one slash. Write gs://\."),
         ("create_tfrecords", {"source": "sklearn:digits", "class_names": "[a, b]"}, r"expected a list"),
         ("create_tfrecords", {"source": "csv:a", "columns": {"img": "image"}}, r"Did you mean {'image': 'img'}"),
-        ("create_tfrecords", {"source": "sklearn:digits", "image_size": None}, r"as image_size, received None"),
+        ("create_tfrecords", {"source": "sklearn:digits", "image_size": None}, r"image_size cannot be None. Leave"),
     ],
 )
 def test_what_the_pipeline_determines_inside_of_an_input_must_be_readable_from_a_text(step, inputs, message):

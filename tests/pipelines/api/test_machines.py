@@ -592,7 +592,9 @@ def test_what_the_platform_does_not_have_is_refused_when_the_pipeline_is_written
 @pytest.mark.parametrize("component", [train_elsewhere, with_image(train_model, PINNED)], ids=["foreign", "ours"])
 def test_a_component_is_put_on_one_machine_after_it_has_its_image(platform, component):
     placed = tp.on_machine(component, "v5e-4", platform=platform)
-    received = f"takes a component of KFP. Received: {component.name.replace('-', '_')} after on_machine. Call "
+    received = (
+        f"takes a component of KFP. Received: the result of on_machine for {component.name.replace('-', '_')}. Call "
+    )
     with pytest.raises(InputError, match=re.escape(f"on_machine {received}on_machine only once")):
         tp.on_machine(placed, "v6e-1", platform=platform)
     before = component.component_spec.implementation.container.image
@@ -609,7 +611,7 @@ def test_a_component_is_put_on_one_machine_after_it_has_its_image(platform, comp
         (with_images(PINNED), r"the type Components\. Choose one .*, as in on_machine\(steps.train_model, …\)"),
         (
             on_current_data(with_image(create_tfrecords, PINNED)),
-            r"after on_current_data. Call on_machine before",
+            r"the result of on_current_data for create_tfrecords. Call on_machine before",
         ),
     ],
 )

@@ -69,7 +69,7 @@ def load_images(environment: Mapping[str, str]) -> Images:
 
 
 def in_place_of_shell(component: Any) -> Any:
-    """Change a KFP component so that Python replaces the shell that starts it, and return the component.
+    """Change a KFP component so that its shell is replaced by Python (`exec`), and return the component.
 
     Platforms send SIGTERM only to the first process of a container. A shell would not pass the signal on to Python.
     """

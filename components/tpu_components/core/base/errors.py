@@ -86,9 +86,9 @@ def describe(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Return an error's message. From an error of a layer that Keras has wrapped, return only the layer's message.
+    """Return an error's message.
 
-    Keras prints the layer's message in bold.
+    If Keras has wrapped the error of a layer, return only the layer's message, which Keras prints in bold.
     """
     wrapped = re.search(r"\x1b\[1m(.*?)\x1b\[0m", str(error), re.DOTALL)
     return wrapped[1] if wrapped else str(error)

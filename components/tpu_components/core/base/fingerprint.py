@@ -1,8 +1,8 @@
 """Source files, libraries and data files that a module depends on, found without running the module.
 
 The code of a module has three parts: its file; all modules that it imports, directly or indirectly; and the data files
-that strings in these files name, such as templates, style sheets, catalogues and weights. Strings in templates count,
-too.
+that strings in these files name, such as templates, style sheets, catalogues and weights. Data files that strings in a
+template name are included, too.
 """
 
 import ast
@@ -173,7 +173,7 @@ class Tracer:
 
 
 def _references(source: bytes, is_python: bool) -> References:
-    """Return what `_find_references` finds in a source, cached by content."""
+    """Return the imports and file names in a source; see `_find_references`. The result is cached by content."""
     key = f"{'python' if is_python else 'template'} {hashlib.sha256(source).hexdigest()}"
     if key not in references_known:
         references_known[key] = _find_references(source, is_python)
@@ -183,7 +183,8 @@ def _references(source: bytes, is_python: bool) -> References:
 def _find_references(source: bytes, is_python: bool) -> References:
     """Return the modules that a Python file imports, as (level, name), and the strings in it that may name a file.
 
-    `from a import b` means `a.b`, whether `b` is a module or not.
+    The level is the number of dots of a relative import, otherwise 0. `from a import b` means `a.b`, whether `b` is a
+    module or not.
     """
     if not is_python:
         # Quotes in a template do not come in pairs, so the text between any two successive quotes may be a name.
@@ -276,9 +277,9 @@ def _module_files(module: str, roots: Sequence[Path]) -> list[Path]:
 
 
 def _is_library(package: str) -> bool:
-    """Return whether Python imports a package from its installed libraries, not from the model's folder.
+    """Return whether Python imports a package from its installed libraries, not from the folder of the user's model.
 
-    The libraries come before the model's folder on `sys.path`.
+    The libraries come before this folder on `sys.path`.
     """
     spec = PathFinder.find_spec(package) if package not in OUR_PACKAGES else None
     return spec is not None and spec.origin is not None and is_installed(Path(spec.origin))

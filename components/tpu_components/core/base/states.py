@@ -39,7 +39,7 @@ _RUN_STATES = {
 def run_state(name: str | None) -> State:
     """Convert the name of a state on Vertex AI or Kubeflow to a `State`.
 
-    An unknown name becomes `PENDING`.
+    An unknown name, or None, becomes `PENDING`.
 
     Example:
         >>> run_state("PIPELINE_STATE_CANCELLING"), run_state("CANCELED"), run_state(None)

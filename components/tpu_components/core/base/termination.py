@@ -98,7 +98,12 @@ def _terminate(*_: Any) -> None:
 
 
 def _end_late(reading: int, is_over: threading.Event) -> None:
-    """End the process if the block is still running 25 s after SIGTERM."""
+    """End the process if the block of `heard` is still running 25 s after SIGTERM.
+
+    Args:
+        reading: File descriptor of the pipe to which Python writes the numbers of signals.
+        is_over: Event that is set at the end of the block.
+    """
     with os.fdopen(reading, "rb", buffering=0) as pipe:
         while (number := pipe.read(1)) and number[0] != signal.SIGTERM:
             pass

@@ -215,7 +215,7 @@ def removed_fields(kind: Any) -> Mapping[str, str]:
     """Return advice for the removed fields (`NAME`) and values (`NAME=VALUE`) of a dataclass, from its `REMOVED`.
 
     The advice says what replaces the field or value. A removed field is still accepted if it is empty, because
-    configurations and compiled pipelines of earlier versions contain it with this default.
+    configurations and compiled pipelines of earlier versions contain the empty default.
     """
     return getattr(kind, "REMOVED", {})
 
@@ -343,8 +343,8 @@ def read_by_hand(raw: Any, kind: Any, where: str, fixed: Mapping[str, Any] = {})
         fixed: Fields of the dataclass that are not read from `raw`, as {name: value}.
 
     Raises:
-        InputError: If values have another type or range, or fields are missing or unknown. The message names the place
-            of each mistake and, for an unknown field, the most similar known field.
+        InputError: If values have another type or range, or fields are missing or unknown. The message names the
+            location of each mistake and, for an unknown field, the most similar known field.
 
     Example:
         >>> read_by_hand("64,64", tuple[int, ...], "data.image_size")
@@ -433,7 +433,7 @@ def _plain(raw: Any, kind: type, where: str, form: _Form) -> Any:
 
 
 def _example(kind: Any) -> str:
-    """Return an example of a mapping to values of type `kind`, as the end of a message.
+    """Return an example of a mapping from names to values of type `kind`, as the end of a message.
 
     Return an empty string if there is no example for the type.
     """

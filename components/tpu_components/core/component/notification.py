@@ -28,9 +28,10 @@ _UNKNOWN_OUTCOME = "has ended, but Kubeflow does not report how"
 def message(run: str, state: str, error: str, resource: str, page: str) -> str:
     """Return the message to send about a run that ended, or an empty string if the run succeeded.
 
-    On Kubeflow, the exit task also runs after a cancelled run: cancelling sets the run's deadline to 0, and deadlines
-    do not apply to exit handlers (kubeflow/pipelines backend/src/common/util/execution_spec.go: GetTerminatePatch;
-    argoproj/argo-workflows at f016ad8, workflow/controller/exec_control.go and workflowpod.go).
+    Cancelled runs have a message, too. On Kubeflow, the exit task also runs for them: cancelling sets the run's
+    deadline to 0, and deadlines do not apply to exit handlers (kubeflow/pipelines
+    backend/src/common/util/execution_spec.go: GetTerminatePatch; argoproj/argo-workflows at f016ad8,
+    workflow/controller/exec_control.go and workflowpod.go).
 
     Args:
         run: Name of the run.

@@ -53,7 +53,7 @@ class StepRecord(JsonFile, name=STEP_RECORD_FILE, what="the record of a step", s
 def step_record(step: str, artifact_path: str) -> Iterator[None]:
     """Write `step.json` next to `artifact_path` when the block ends. Exceptions are recorded and raised again.
 
-    If several hosts train together, only host 0 writes the file. The block handles SIGTERM; see `termination`.
+    If several hosts train together, only host 0 writes the file. SIGTERM raises `Terminated` in the block.
     """
     if runner := os.environ.get(RUNNER_VARIABLE):
         termination.end_with(int(runner))

@@ -92,7 +92,7 @@ def measure_pictures(pictures: Sequence[np.ndarray]) -> np.ndarray:
 
     Returns:
         int16[num_pictures, 5]: brightness, contrast and sharpness in tenths of a grey level, and the shares of red and
-        blue in thousandths.
+        blue in the image's light, in thousandths.
     """
     measured = np.empty((len(pictures), 5), np.int16)
     shapes = [picture.shape for picture in pictures]
@@ -109,9 +109,9 @@ def measure_pictures(pictures: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _measure(grey: np.ndarray) -> np.ndarray:
-    """Return brightness, contrast and sharpness, int16[N, 3].
+    """Return brightness, contrast and sharpness in tenths of a grey level, int16[N, 3].
 
-    `grey` contains 4 times the grey levels, uint16[N, h, w].
+    `grey` contains the grey levels times 4, which are integers, uint16[N, height, width].
     """
     _, height, width = grey.shape
     flat = grey.reshape(len(grey), -1)
@@ -127,7 +127,10 @@ def _measure(grey: np.ndarray) -> np.ndarray:
 
 
 def _measure_colours(values: np.ndarray) -> np.ndarray:
-    """Return the shares of red and blue in thousandths, int16[N, 2], of images, uint8[N, height, width, 3]."""
+    """Return the shares of red and blue in the light of images, uint8[N, height, width, 3].
+
+    The shares are in thousandths, int16[N, 2].
+    """
     # First over rows, in uint16, into which 127 rows fit: a tenth of the time of rows and columns at once.
     columns = values.reshape(*values.shape[:2], -1).sum(1, dtype=np.uint16)
     light = columns.reshape(len(values), -1, 3).sum(1, dtype=np.int64)
@@ -137,13 +140,14 @@ def _measure_colours(values: np.ndarray) -> np.ndarray:
 
 
 def distributions(kind: str, rows: np.ndarray) -> dict[str, Distribution]:
-    """Return the distribution of each figure over the measured examples, by name of the figure.
+    """Return the distribution of each measurement (figure) over the measured examples, by name.
 
     Return an empty dict if no example was measured.
 
     Args:
         kind: Kind of example, for example `image`.
-        rows: int[num_examples, figures], in the order of `FIGURES[kind]`.
+        rows: Measurements, int[num_examples, figures], in the order of `FIGURES[kind]`. `NOT_MEASURED` in the first
+            column marks an example that was not measured.
     """
     known = rows[rows[:, 0] != NOT_MEASURED].astype(np.int64)
     return {figure.name: _describe(figure, known[:, place]) for place, figure in enumerate(FIGURES[kind]) if len(known)}
@@ -155,16 +159,16 @@ def count_labels(labels: np.ndarray) -> dict[str, Distribution]:
 
 
 def count_independent(kind: str, rows: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> dict[str, float]:
-    """Return the effective sample size divided by the number of examples, for examples in groups, by figure.
+    """Return the effective sample size of grouped examples, divided by their number, for each measurement (figure).
 
-    The result is the value of `Split.independence`. A figure's value is the smallest of the values for its mean and for
-    its quartiles. `classes` is the value for the class shares.
+    The result is stored as `Split.independence`. A figure's value is the smallest of the values for its mean and for
+    its quartiles. The name `classes` has the value for the class shares.
 
     Args:
         kind: Kind of example, `image` or `text`.
-        rows: int[num_examples, figures].
-        labels: Classes, 0 or 1[num_examples, classes], or targets.
-        groups: int[num_examples].
+        rows: Measurements, int[num_examples, figures]; see `distributions`.
+        labels: Class of each example, int[num_examples]; or labels or regression targets, [num_examples, …].
+        groups: Number of each example's group, int[num_examples].
     """
     classes = labels if labels.ndim > 1 else labels[:, None] == np.unique(labels)
     result = {CLASSES: find_independence(classes.astype(float), groups)}

@@ -231,7 +231,9 @@ def _most_moved(names: Sequence[str], shares: np.ndarray) -> list[str]:
 
 
 def _effective(sizes: np.ndarray, new: DataSketch, old: DataSketch, figure: str) -> np.ndarray | None:
-    """Return Kish's effective sample sizes, computed from the distribution of labels or words per example.
+    """Return Kish's effective sample sizes, float[2, 1], from the distribution of labels or words per example.
+
+    `sizes` contains the numbers of examples of the new and of the old data, float[2, 1].
 
     The effective sizes are smaller than the numbers of examples if the number of labels or words varies (Kish, Survey
     Sampling, 1965, 11.7). If one data set lacks the distribution, the distribution of the other data set is used.
@@ -275,7 +277,7 @@ def _shares_of_words(counts: Mapping[str, int], names: Sequence[str]) -> np.ndar
 
 
 def _join_rare(table: np.ndarray) -> np.ndarray:
-    """Merge the columns of float[2, kinds] that have an expected count below 5, and drop empty columns."""
+    """Merge the columns of counts, float[2, kinds], whose expected count is below 5, and drop empty columns."""
     expected = np.outer(table.sum(axis=1), table.sum(axis=0)) / max(table.sum(), 1)
     is_rare = (expected < _LEAST_EXPECTED).any(axis=0)
     joined = np.concatenate([table[:, ~is_rare], table[:, is_rare].sum(axis=1, keepdims=True)], axis=1)
@@ -334,7 +336,7 @@ def _fisher(having: np.ndarray, lacking: np.ndarray) -> float:
 
 
 def as_dict(shifts: Sequence[Shift]) -> Mapping[str, object]:
-    """Return shifts as a dict for JSON: `drifted`, true if any figure has drifted, and `figures`, a dict per shift."""
+    """Return a dict for JSON: `drifted`, true if any statistic has drifted, and `figures`, the shifts as dicts."""
     return {
         "drifted": any(shift.drifted for shift in shifts),
         "figures": [dataclasses.asdict(shift) for shift in shifts],

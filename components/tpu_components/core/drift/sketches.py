@@ -83,9 +83,10 @@ class DataSketch:
         return self.words_rule == other.words_rule or words.isascii()
 
     def count_independent(self, figure: str, num_examples: float) -> float:
-        """Return the effective sample size of `num_examples` examples for a figure.
+        """Return the effective sample size of `num_examples` examples for the statistic with the name `figure`.
 
-        For a figure without a value in `independence`, the smallest value of all figures is used.
+        If `independence` does not contain the name, its smallest value is used. If `independence` is empty, the result
+        is `num_examples`.
         """
         return num_examples * self.independence.get(figure, min(self.independence.values(), default=1.0))
 
@@ -142,7 +143,7 @@ def _pool_figure(splits: Sequence[Split], figure: str) -> Distribution:
 
 
 def _pool_moments(parts: Sequence[Moments]) -> Moments:
-    """Combine the moments of parts into the moments of all values."""
+    """Return the moments of all values together, from the moments of several sets of values."""
     sizes, means, stds = np.array([dataclasses.astuple(part) for part in parts], float).T
     mean = float((sizes * means).sum() / sizes.sum())
     variance = float((sizes * (stds**2 + (means - mean) ** 2)).sum() / sizes.sum())

@@ -170,7 +170,7 @@ class _FlatInput:
 
     @staticmethod
     def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the content of a file, with `input` changed to a mapping of the input's fields."""
+        """Copy the input's fields from the top level of a file's content into a mapping `input`."""
         return {**raw, "input": {**raw, "kind": raw["input"]}}
 
 

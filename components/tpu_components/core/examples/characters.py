@@ -115,6 +115,9 @@ def as_class(ranges: str) -> str:
 def parse_replacements(runs: str) -> dict[int, int]:
     """Parse a list such as `CAPITALS` to {code point: the code point that replaces it}.
 
+    An item has the form `FIRST-LAST/STEP:OFFSET`, where `-LAST` and `/STEP` may be missing. Code points and offsets are
+    hexadecimal.
+
     Example:
         >>> parse_replacements("c0-c1:20 100-102/2:1 130:-c7")
         {192: 224, 193: 225, 256: 257, 258: 259, 304: 105}

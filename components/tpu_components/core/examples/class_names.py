@@ -93,7 +93,9 @@ def missing_labels(class_names: Collection[str] = ()) -> frozenset[str]:
 
 
 def notes_on(class_names: Sequence[str]) -> list[str]:
-    """Return notes on class names that look like missing labels, or like different spellings of one class.
+    """Return a warning for each problem of class names, for example names that look like missing labels.
+
+    Names with control characters and different spellings of one class are reported, too.
 
     Args:
         class_names: Names of the classes in the data, from `class_name`.
@@ -175,8 +177,9 @@ def advise_on_order(task: str, names: Sequence[str], others: Sequence[str]) -> s
 def are_same(task: str, names: Sequence[str], others: Sequence[str]) -> bool:
     r"""Return whether two lists name the same classes in the same order.
 
-    Names from earlier versions are not normalized: they may be in any Unicode form, and `1.0` and `1` may differ. The
-    names of a language model are characters, and are compared as they are.
+    The names are normalized before the comparison (Unicode form, `1.0` as `1`), because earlier versions of this
+    project stored them as they were. The names of a language model are characters, and are compared without
+    normalization.
 
     Example:
         >>> are_same("classification", ["Cafe\u0301", "1.0"], ["Caf\u00e9", "1"])

@@ -125,7 +125,8 @@ def identify_text(content: bytes, known: bytes | None = None) -> bytes:
 def as_ids(array: np.ndarray) -> np.ndarray:
     """Convert an array that was read from a file to example IDs, ID_TYPE[len(array)].
 
-    A uint64 array contains only IDs of scheme 1. In the result, the IDs of scheme 2 are then 0.
+    A uint64 array, from a file of an earlier version, contains only IDs of scheme 1. In the result, the IDs of scheme 2
+    are then 0.
 
     Raises:
         ValueError: If the array has another type or shape, for example IDs of a later scheme.
@@ -142,7 +143,8 @@ def as_ids(array: np.ndarray) -> np.ndarray:
 def are_among(ids: np.ndarray, others: np.ndarray) -> np.ndarray:
     """Return for each of `ids` whether it is also in `others`, bool[len(ids)]. Both arrays are ID_TYPE[…].
 
-    Two examples are compared by scheme 2, or by scheme 1 if one of the two has no ID of scheme 2.
+    Two examples are compared by their IDs of scheme 2. If one of the two comes from an earlier version and has only an
+    ID of scheme 1, they are compared by scheme 1.
     """
     is_old, is_other_old = ids["scheme2"] == 0, others["scheme2"] == 0
     result = ~is_old & np.isin(ids["scheme2"], others["scheme2"][~is_other_old])

@@ -199,10 +199,12 @@ def is_held_in_memory(decoded_bytes: int, in_memory_mib: int) -> bool:
 
 
 def is_resident(residency: str, backend: str, decoded_bytes: int, in_memory_mib: int) -> bool:
-    """Return whether to keep the training split in device memory, provided that it fits.
+    """Return whether to keep the training split in device memory. The size of this memory is not checked.
+
+    The result is True if `residency` is not `host`, the backend is JAX, and the split fits in `in_memory_mib` of RAM.
 
     Raises:
-        InputError: If `residency` is `device`, and the backend is not JAX or the split is too large for the host's RAM.
+        InputError: If `residency` is `device`, but the other two conditions are not met.
     """
     is_held = is_held_in_memory(decoded_bytes, in_memory_mib)
     if residency == DEVICE and backend != "jax":

@@ -422,7 +422,7 @@ def _is_lossless_webp(content: bytes) -> bool:
 def count_scans(content: bytes) -> int:
     """Return an upper bound for the number of scans in a JPEG file.
 
-    The marker of a scan may also occur in metadata, and is counted there, too.
+    The bytes that mark a scan may also occur in metadata, and are counted there as well.
     """
     return content.count(b"\xff\xda")
 
@@ -612,7 +612,7 @@ def _span(image: Any) -> int:
 
 
 def _is_only_alpha(image: Any, converted: Any) -> bool:
-    """Return whether an image has only one colour without its transparency.
+    """Return whether the content of an image is only in its transparency: nearly one colour, but varying alpha.
 
     At most 256×256 of its pixels are examined.
     """
@@ -626,9 +626,9 @@ def _is_only_alpha(image: Any, converted: Any) -> bool:
 
 @contextlib.contextmanager
 def _naming_damage(brand: str = "") -> Iterator[None]:
-    """Convert all errors of Pillow to UnreadableImageError.
+    """Convert all errors of Pillow in the block to UnreadableImageError.
 
-    `brand` is the format of a HEIC or AVIF file, otherwise empty.
+    `brand` is the format of a HEIC or AVIF file, for the message, otherwise empty.
     """
     try:
         with warnings.catch_warnings(action="ignore"):  # Odd metadata does not matter here; the size is checked.
@@ -647,7 +647,7 @@ def _naming_damage(brand: str = "") -> Iterator[None]:
 
 
 def check_encoded(content: bytes, rule: ImageRule) -> tuple[bytes, tuple[int, ...], Picture]:
-    """Check an image file that is stored in encoded form.
+    """Check an image file, and convert it to PNG if it cannot be stored unchanged.
 
     Return the bytes to store, the shape (height, width, channels) and the decoded image.
 

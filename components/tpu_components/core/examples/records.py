@@ -326,7 +326,7 @@ def read_shard(directory: Path, manifest: Manifest, shard: Shard) -> Generator[d
 
 
 def parts_of_shards(counts: Sequence[int], share: Share) -> np.ndarray:
-    """Return the parts of shards that make up one reader's share of a split, int64[parts, 3].
+    """Return the ranges of records that make up one reader's share of a split, int64[ranges, 3].
 
     Each row has the index of a shard, the number of records to skip, and the number of records to read.
 

@@ -38,11 +38,11 @@ def save_slices(
 
     Args:
         directory: Folder of the records.
-        columns: Slice columns by name, with the value of every example of the listing.
-        stored: For each split, the indices of its examples in the listing, int[num_examples], in stored order.
+        columns: Slice columns by name, with a value for every example that the source lists.
+        stored: For each split, the indices of its examples in these columns, int[num_examples], in stored order.
         sizes: For each split, the number of pixels of each image file, int32[num_examples], in stored order. Empty for
             texts.
-        groups: Group name of every example of the listing, or None without groups.
+        groups: Group name of every example that the source lists, or None without groups.
     """
     arrays: dict[str, Any] = {f"{SIZE}.{split}": rows for split, rows in sizes.items()}
     if groups is not None:

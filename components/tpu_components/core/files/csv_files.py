@@ -97,7 +97,8 @@ class CsvFile:
     def readable_characters(self) -> float:
         """Return the number of characters up to the first malformed row, or infinity if every row is well-formed.
 
-        The characters of the malformed row count if it has the wrong number of cells, but not if it is not strict CSV.
+        The malformed row itself counts if it has the wrong number of cells, but not if the strict mode of the module
+        `csv` rejects it.
         """
         count = 0
         try:

@@ -43,7 +43,7 @@ class Location(str):
 
     @property
     def scheme(self) -> Scheme | None:
-        """The object store, or None for a path and for any other URI.
+        """Scheme of the object store, or None for a path and for any other URI.
 
         Case is ignored: https://www.rfc-editor.org/rfc/rfc3986#section-3.1.
         """

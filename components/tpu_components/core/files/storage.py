@@ -81,9 +81,9 @@ def common_folder(uris: Sequence[str]) -> str | None:
 
 
 def mounted(uri: str) -> Path:
-    """Return the local path of a folder.
+    """Return the local path of a folder, for example `/gcs/BUCKET/KEY` for `gs://BUCKET/KEY`.
 
-    Vertex AI mounts all buckets below `/gcs`, so a gs:// folder is below that path.
+    Vertex AI mounts all buckets below `/gcs`. A local path is returned unchanged.
     """
     place = Location(uri)
     return BUCKETS_MOUNT / place.bucket / place.key.lstrip("/") if place.scheme is Scheme.GOOGLE else place.as_path()
@@ -302,7 +302,7 @@ def _size(uri: str) -> int | None:
 
 
 def existing_form(root: str, name: str) -> str | None:
-    """Return the path of an existing file in another Unicode form, if the path does not exist as written.
+    """Return the name of an existing file or folder that differs from `name` only in its Unicode form.
 
     For example, macOS writes file names in NFD, but a table that lists these files may be in NFC.
 
@@ -614,8 +614,8 @@ def _stored(name: str, status: os.stat_result, is_mounted: bool) -> StoredFile:
 def require_free_bytes(path: Path, num_bytes: int) -> None:
     """Check before a step starts work that `num_bytes` fit on the disk of `path`.
 
-    For a mounted bucket, the bytes must also fit in the staging folder. If the bucket and the staging folder are on one
-    disk, as in a pod whose mount is a folder of its node, twice the size is needed.
+    For a mounted bucket, the bytes must also fit in the staging folder. If the mount point and the staging folder are
+    on one disk, as with a hostPath volume, this disk needs twice the size.
 
     Raises:
         InputError: If a disk has less free space.

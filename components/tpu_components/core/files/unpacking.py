@@ -42,9 +42,10 @@ def require_plausible(place: str, num_bytes: int, unpacked: int) -> None:
     most = max(SMALL_BYTES, _MOST_TIMES * num_bytes)
     if unpacked > most:
         raise InputError(
-            f"Cannot read {place}: expected at most {most >> 20:,} MiB after decompression ({_MOST_TIMES} times its "
-            f"size, or {SMALL_BYTES >> 20} MiB), received {unpacked >> 20:,} MiB or more from {num_bytes:,} bytes. "
-            "Check where the file comes from. If its content is right, write it without compression."
+            f"Cannot read {place}: expected at most {most >> 20:,} MiB after decompression (the larger of "
+            f"{_MOST_TIMES} times the file's {num_bytes:,} bytes and {SMALL_BYTES >> 20} MiB), received at least "
+            f"{unpacked >> 20:,} MiB. Check where the file comes from. If its content is right, write the file "
+            "without compression."
         )
 
 

@@ -35,7 +35,7 @@ def join_errors(errors: Mapping[str, Any]) -> str:
 class VertexService:
     """The services of Vertex AI in one project.
 
-    All calls use HTTP, so that tests use the same transport as users. Expired tokens are renewed.
+    All calls use HTTP instead of gRPC, so that tests use the same transport as users. Expired tokens are renewed.
 
     Args:
         project: Google Cloud project.

@@ -46,7 +46,7 @@ class Device:
 
     @property
     def jit_compile(self) -> bool:
-        """Whether `Model.compile` uses XLA.
+        """Whether `Model.compile` uses XLA: true for JAX, false for TensorFlow.
 
         XLA makes TensorFlow's convolutions on a CPU three times slower.
         """

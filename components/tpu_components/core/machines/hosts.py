@@ -72,7 +72,7 @@ class Hosts:
 
     @property
     def share(self) -> Share:
-        """This host's share of the examples."""
+        """Range of the examples that belongs to this host."""
         return Share(self.index, self.count)
 
 
@@ -104,8 +104,8 @@ def find_hosts(environment: Mapping[str, str]) -> Hosts:
     Return `ALONE` if there is only one host, or if no variable describes the hosts.
 
     Raises:
-        InputError: If the variables contradict each other, or describe another number of hosts than
-            TPU_PIPELINES_HOST_COUNT, if this variable is above 1.
+        InputError: If the variables contradict each other, or if TPU_PIPELINES_HOST_COUNT is above 1 and they describe
+            a different number of hosts.
     """
     if own := environment.get(HOST_VARIABLE):
         return parse_host(own)
@@ -126,8 +126,9 @@ def find_hosts(environment: Mapping[str, str]) -> Hosts:
     if expected > 1:
         raise InputError(
             f"Cannot find the index of this host among the {expected} hosts of the machine. Hosts that train "
-            "separately would overwrite each other's outputs. Expected TPU_WORKER_HOSTNAMES and TPU_WORKER_ID, "
-            f"CLUSTER_SPEC with {expected} members, or {_ENDPOINTS} and {_NUMBER} from the metadata server. Received: "
+            "separately would overwrite each other's outputs. Expected one of: (1) TPU_WORKER_HOSTNAMES and "
+            f"TPU_WORKER_ID; (2) CLUSTER_SPEC with {expected} members; (3) {_ENDPOINTS} and {_NUMBER} from the "
+            "metadata server. Received: "
             f"{'; '.join(f'{name}: {answer}' for name, answer in tell_hosts(environment).items())}. "
             f"{_say_it(expected)}"
         )
@@ -150,8 +151,9 @@ def _hosts(index: int, count: int, first: str, port: int | str = _PORT) -> Hosts
 def _told(environment: Mapping[str, str], expected: int) -> Iterator[tuple[list[str], int, str]]:
     """Yield the platform's descriptions of the hosts, as (addresses of all hosts, index of this host, source's name).
 
-    The TPU's variables come first, because libtpu uses them to number the hosts. Vertex AI does not document the
-    variables that it sets on the hosts of a slice. The environment report of a training run lists these variables.
+    The TPU's variables come first, because libtpu uses them to number the hosts. The metadata server is queried only if
+    `expected`, the number of hosts of the machine, is above 1. Vertex AI does not document the variables that it
+    sets on the hosts of a slice. The environment report of a training run lists these variables.
     """
     # GKE sets both for a container that requests google.com/tpu, and JAX uses the first list:
     # https://cloud.google.com/kubernetes-engine/docs/how-to/tpus and jax/_src/clusters/cloud_tpu_cluster.py
@@ -332,9 +334,9 @@ class ProcessGroup:
     def meet(self, wish: bool) -> bool:
         """Return whether all hosts meet at this block of steps, for example to save a checkpoint together.
 
-        The result is the same on every host, although no host waits at a barrier: host 0 requests a meeting two blocks
-        ahead. All hosts call this method once per block, after the preceding block is done. Therefore, no host is two
-        calls ahead of host 0, and every host reads the request in time.
+        If host 0 passes `wish`, the call two blocks later returns True on every host. No host waits at a barrier: all
+        hosts call this method once per block, after the preceding block is done. A block is done only if all hosts have
+        computed it, so no host is two calls ahead of host 0, and every host reads the request in time.
 
         Args:
             wish: Whether host 0 requests a meeting. On other hosts, this argument is ignored.
@@ -426,7 +428,10 @@ class ProcessGroup:
 
 
 def find_lost_host_error(error: BaseException) -> BaseException | None:
-    """Return the error in the chain of causes of `error` that shows that another host was lost, or None without one."""
+    """Return the error in the chain of causes of `error` that shows the loss of another host.
+
+    Return None if no error in the chain shows a loss.
+    """
     from jax.errors import JaxRuntimeError
 
     for cause in chain_of(error):

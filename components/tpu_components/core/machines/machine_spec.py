@@ -174,8 +174,8 @@ class Slice:
 
     Attributes:
         name: Short name. The number counts cores for v2 to v4 and v5p (`v2-8`), and chips (`v5e-8`) or GPUs (`l4-1`)
-            for others. A slice of two hosts with as many chips as a single host has the suffix of its machine type
-            (`v5e-8-4t`).
+            for others. If a slice of two hosts has as many chips as a slice of one host, its name ends with the suffix
+            of its machine type (`v5e-8-4t`).
         generation: Generation of its chips.
         machine_type: Vertex's machine type of a host.
         chips: Number of chips.
@@ -689,7 +689,7 @@ def _nearest(slices: Iterable[Slice], chips: int) -> str:
 
 
 def _of_one_host(generation: Generation) -> str:
-    """Return the names of a generation's slices with one host."""
+    """Return the names of a generation's slices with one host, as one text."""
     return _names(entry for entry in load_catalogue().slices if entry.generation == generation and entry.hosts == 1)
 
 

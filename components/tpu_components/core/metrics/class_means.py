@@ -29,9 +29,11 @@ class ClassCounts(NamedTuple):
 
 
 def count_classes(labels: np.ndarray, probabilities: np.ndarray) -> ClassCounts:
-    """Return the true classes `labels`, int[examples], and the most probable classes as `ClassCounts`.
+    """Mark the true and the most probable class of each example, in matrices of 0 and 1.
 
-    `probabilities` is float[examples, classes].
+    Args:
+        labels: True classes, int[examples].
+        probabilities: Probabilities of the classes, float[examples, classes].
     """
     places = np.arange(len(labels))
     shape = probabilities.shape
@@ -43,7 +45,10 @@ def count_classes(labels: np.ndarray, probabilities: np.ndarray) -> ClassCounts:
 
 
 def count_labels(labels: np.ndarray, probabilities: np.ndarray) -> ClassCounts:
-    """Return the true labels and the predicted labels as `ClassCounts`. Both arguments are float[examples, labels]."""
+    """Mark the true and the predicted labels of each example, in matrices of 0 and 1.
+
+    Both arguments are float[examples, labels]. A label is predicted if its probability is above 0.5.
+    """
     true = np.where(labels > 0, 1.0, 0.0)
     predicted = np.where(probabilities > THRESHOLD, 1.0, 0.0)
     return ClassCounts(true * predicted, true, predicted)
@@ -57,7 +62,7 @@ def ranks(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
 
 
 def mean_of_shares(parts: Any, wholes: Any, members: Any, is_f1: bool = False) -> Estimate:
-    """Estimate the mean over classes of (sum of parts) / (sum of wholes).
+    """Estimate the mean over classes of (sum of parts) / (sum of wholes), both summed over the examples.
 
     Args:
         parts: Numerators, float64[examples, classes].
@@ -87,7 +92,10 @@ def _mean_over_classes(
     bias: float = 0.0,
     smallest: tuple[float, float] = (0.0, 1.0),
 ) -> Estimate:
-    """Estimate the mean of `values` over classes. `decide` is the number of examples behind each value."""
+    """Estimate the mean of `values` over classes. `decide` is the number of examples that determine each value.
+
+    The other arguments are attributes of `Estimate`.
+    """
     inverse = 1 / decide[decide > 0]
     # Support is all examples if classes are equally large; otherwise mainly the examples of the smallest classes.
     support = float(inverse.sum() ** 2 / (inverse**3).sum()) if len(inverse) else 0.0

@@ -82,7 +82,7 @@ class ScoredClasses(ScoredExamples):
 
     @functools.cached_property
     def counts(self) -> ClassCounts:
-        """Counts of correct predictions, true classes and predicted classes."""
+        """Matrices of 0 and 1: correct predictions, true classes and predicted classes."""
         return count_classes(self.targets, self.outputs)
 
     @property
@@ -97,7 +97,7 @@ class ScoredLabels(ScoredExamples):
 
     @functools.cached_property
     def counts(self) -> ClassCounts:
-        """Counts of correct predictions, true labels and predicted labels."""
+        """Matrices of 0 and 1: correct predictions, true labels and predicted labels."""
         return count_labels(self.targets, self.outputs)
 
 
@@ -342,7 +342,7 @@ def estimators(
         task: The task.
         targets: Targets of all examples, each of the shape `Interface.target_shape`.
         outputs: Predictions for all examples, all finite, each of the shape `Interface.output_shape`. For a language
-            model float64[passages, num_tokens, 2], see `score_passages`.
+            model, float64[passages, num_tokens, 2], see `score_passages`.
         top_k: Number of classes for `top_k_accuracy`.
         groups: int[examples]: the group that each example belongs to, or None if all are independent.
     """

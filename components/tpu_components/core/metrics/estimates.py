@@ -118,7 +118,10 @@ def share_of(hits: np.ndarray) -> Estimate:
 
 
 def ratio(parts: np.ndarray, wholes: np.ndarray) -> Estimate:
-    """Estimate the sum of parts divided by the sum of wholes, or 0 if the sum of wholes is 0."""
+    """Estimate the sum of `parts` divided by the sum of `wholes`, both float[examples].
+
+    The estimate is 0 if the sum of `wholes` is 0.
+    """
     value = float(parts.sum() / (wholes.sum() or 1))
     return Estimate(value, (parts - value * wholes) / (wholes.mean() or 1))
 

@@ -248,7 +248,7 @@ def _texts(value: Any) -> Iterator[str]:
 def _builder(name: str) -> tuple[Callable[..., Any], Mapping[str, Any]]:
     """Return the function that builds a model, and the variables of its module.
 
-    The variables of a registered model are left out.
+    For a registered model, the mapping of variables is empty.
     """
     function = _BUILDER
     try:

@@ -53,7 +53,7 @@ def save_saved_model(saved: SavedModel, directory: Path) -> None:
 
 
 def _config_of(model: Any) -> dict[str, Any]:
-    """Return the model's configuration for JSON, with its additional metrics and without `compile_config`."""
+    """Return the model's configuration as JSON values, with its additional metrics, but without `compile_config`."""
     config: dict[str, Any] = json.loads(
         model.to_json(), object_hook=lambda item: {k: v for k, v in item.items() if k != "compile_config"}
     )

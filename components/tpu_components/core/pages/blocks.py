@@ -188,7 +188,8 @@ class Matrix:
 class Passage:
     """A text in coloured parts, shown with its line breaks.
 
-    The `share` of a part is the strength of its colour. The look `read` marks a part that the model did not predict.
+    Each part is a `Cell`: `share` is the strength of its colour, and the look `read` means that the model did not
+    predict the part.
     """
 
     title: str

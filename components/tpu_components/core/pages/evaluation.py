@@ -64,7 +64,7 @@ def list_replicas(training: Mapping[str, Any]) -> str:
 
 
 def describe_training(split: str, manifest: Manifest, info: ModelInfo) -> Fields:
-    """Return facts about a model's data and training.
+    """Return named values that describe a model's data and training, such as splits and devices.
 
     Args:
         split: Split on which the model was evaluated.

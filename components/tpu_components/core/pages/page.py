@@ -69,7 +69,7 @@ def render(title: str, blocks: Sequence[Block], head: Sequence[Block] = (), subt
         title: Heading and page title.
         blocks: Blocks of the page.
         head: Blocks in the page's header, below title and subtitle.
-        subtitle: Facts that distinguish this page from others with the same title.
+        subtitle: Text below the title that distinguishes this page from others with the same title.
     """
     page = _templates().get_template("page.html.jinja")
     # Text from the data must not reorder or hide other text on the page, not even in drawings and other markup.
@@ -151,7 +151,7 @@ def mark_epochs(axes: "Axes") -> None:
 
 
 def _hovered(figure: "Figure", axes: "Axes") -> Iterator[str]:
-    """Yield SVG circles with tooltips for the points of named lines and dots, at most 400 for each."""
+    """Yield SVG circles with tooltips for the points of labelled lines and scatter plots, at most 400 for each plot."""
     from matplotlib.ticker import PercentFormatter
 
     def say(axis: Any, value: float) -> str:

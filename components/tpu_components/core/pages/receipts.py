@@ -16,7 +16,10 @@ _WITHOUT = (
 
 
 def compare_prediction(receipt: Receipt | None) -> list[Block]:
-    """Return a section with predicted and measured figures, or an empty list without a receipt or a prediction."""
+    """Return a section with the predicted and the measured time, memory and price of a training run.
+
+    Return an empty list without a receipt or a prediction.
+    """
     if receipt is None or receipt.prediction is None:
         return []
     rows = [
@@ -93,7 +96,7 @@ def _warnings(receipt: Receipt) -> list[Block]:
 
 
 def _notes(receipt: Receipt) -> Fields:
-    """Return notes that explain the table."""
+    """Return notes that explain the table of predicted and measured values."""
     steps = f"median of {receipt.steps:,} of {receipt.all_steps:,} steps"
     waiting = "" if receipt.waiting is None else f"{percent(receipt.waiting)} of the time of the epochs, for input"
     sessions = "1 session" if receipt.sessions == 1 else f"{receipt.sessions:,} sessions"

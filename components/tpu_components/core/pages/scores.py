@@ -15,7 +15,7 @@ from tpu_components.core.results.evaluation_info import Evaluation, SliceMetric
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """A formatted metric of a model. Shares are shown as percentages.
+    """A formatted metric of a model. A metric that is a share, such as accuracy, is shown as a percentage.
 
     Attributes:
         metric: Definition of the metric.
@@ -25,7 +25,8 @@ class Score:
         interval: Confidence interval, formatted. Empty if unknown.
         champion: The champion's value, formatted. Empty without a champion.
         difference: Difference from the champion, formatted, with its confidence interval if known.
-        look: `good` or `bad`, or `note` if the difference is not significant. Empty without a champion.
+        look: CSS class: `good` if the model is better than the champion, `bad` if it is worse, `note` if the difference
+            is not significant. Empty without a champion.
     """
 
     metric: Metric
@@ -127,7 +128,7 @@ def list_scores(
 def scores_of(evaluation: Evaluation) -> list[Score]:
     """Return a score for each metric of an evaluated model, on the examples that the gate judged.
 
-    If the gate left out examples, it judged the remaining examples.
+    The gate leaves out examples that the model or the champion was trained on, if other examples remain.
     """
     judged = judged_figure(evaluation.metrics)
     if not judged:

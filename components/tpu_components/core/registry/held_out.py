@@ -71,8 +71,8 @@ class HeldOutSet:
             only decisions before that judgement.
         same: Earlier decision about the same model on this test set, or None if there is none.
         names: `name`, and the names of all other recorded test sets that contain at least half of the current examples.
-            There are others if example IDs from an earlier version were converted after this test set was counted as a
-            new one.
+            There are other names only if this test set was counted as new before example IDs from an earlier version
+            were converted.
         files: Names of all files in `place` when they were read.
     """
 
@@ -90,8 +90,8 @@ class HeldOutSet:
 
         Args:
             place: Folder of all test sets of a registered model, local or in a bucket.
-            identities: IDs of the examples, ID_TYPE[num_examples], or uint64[num_examples] of scheme 1; see
-                `example_ids`.
+            identities: IDs of the examples, ID_TYPE[num_examples], or uint64[num_examples] for data sets from earlier
+                versions.
             model: Digest of the model that the gate judges.
 
         Raises:

@@ -169,8 +169,9 @@ def _verify(folder: Path, verify_key: str, uri: str, version: str, name: str) ->
 def _find_version(uri: str, name: str) -> tuple[str, str]:
     """Return the folder and the name of the version that an export belongs to, or two empty strings if there is none.
 
-    A version is recognised by its path, by the name `name`, or by any file next to the export. One file is enough,
-    because others could have been removed. A version that is recognised by a file has an empty name.
+    An export belongs to a version if its path is a version's path in a registry, if `name` is not empty, or if a file
+    of a version is next to it. One file is enough, because others could have been removed. In this case, the returned
+    name is empty.
     """
     is_remote = Location(uri).is_remote
     texts = (Location(uri).folder,) if is_remote else (os.path.abspath(uri), os.path.realpath(uri))
@@ -316,7 +317,7 @@ def _key_file(key: bytes, what: str, kind: str) -> Iterator[Path]:
 
 
 def _fault(error: Exception) -> str:
-    """Return the reason why a signature is invalid, for messages."""
+    """Return why a signature is invalid, as a phrase for messages, such as `a signature made with another key`."""
     from cryptography.exceptions import InvalidSignature
 
     kind, _, words = str(error).partition(": ")

@@ -267,7 +267,7 @@ class Registry(Protocol):
 
 
 def check_promotable(registry: Registry, number: str, alias: str, champion: str | None) -> Any:
-    """Check that an alias may be moved to a version. Return the version that has the alias now, or None.
+    """Check that an alias may be moved to a version. Return the version that has the alias now, or None if it is unset.
 
     Args:
         registry: Registry of the model.

@@ -57,16 +57,19 @@ class VertexVersion:
     labels: Mapping[str, str]
 
     def turn(self, alias: str) -> int:
-        """Return the turn in which the gate gave the version an alias, or 0 if it has no turn label."""
+        """Return the number of the promotion in which the gate gave this version an alias, from 1.
+
+        Return 0 if the version has no label with this number.
+        """
         return int(self.labels.get(turn_label(alias), "").partition("-")[0] or 0)
 
     def is_rolled_back(self, alias: str, current: Self | None) -> bool:
         """Return whether somebody has moved an alias by hand from this version back to an earlier one.
 
-        The turns of the two versions are compared. The current version has no turn if it was the first version, or if
-        it got the alias by hand or from an earlier release of this project. In that case, this version was rolled back
-        if it is newer and had the alias. It had the alias if it has a turn, or if it still has the service's alias
-        `default`, which the gate moves together with `champion`.
+        The promotion numbers (`turn`) of the two versions are compared. The current version has none if it was the
+        first version, or if it got the alias by hand or from an earlier release of this project. In that case, this
+        version was rolled back if it is newer and had the alias. It had the alias if it has a promotion number, or if
+        it still has the service's alias `default`, which the gate moves together with `champion`.
 
         Args:
             alias: The alias.
@@ -271,7 +274,7 @@ class VertexRegistry:
 
 
 def turn_label(alias: str) -> str:
-    """Return the name of the label that contains the turn in which a version got an alias."""
+    """Return the name of the label with the number of the promotion in which a version got an alias."""
     return f"{_TURN_LABEL}_{alias.lower()}"[:63]
 
 

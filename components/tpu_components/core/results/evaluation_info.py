@@ -63,7 +63,7 @@ class Decision:
 
     @staticmethod
     def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert the fields of older files, which have a text `passed: …` or `failed: …` for each rule."""
+        """Return the fields of a file. Texts `passed: …` or `failed: …` in older files are converted to rules."""
 
         def rule(reason: Any) -> Any:
             match = re.fullmatch("(passed|failed): (.+)", reason, re.DOTALL) if isinstance(reason, str) else None
@@ -341,8 +341,8 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
     def judged_metrics(self) -> tuple[dict[str, int | float], ...]:
         """The single-number metrics of the model and of the champion, on the examples that the gate judged.
 
-        Without a champion, the tuple contains only the model's metrics. If the gate left out examples, it judged the
-        remaining examples.
+        Without a champion, the tuple contains only the model's metrics. The gate leaves out examples that the model or
+        the champion was trained on, if other examples remain.
         """
         figures = self.rest.scalars if self.rest else (self.challenger, self.champion)
         return tuple(_numbers(each) for each in figures[:2] if each)

@@ -145,7 +145,7 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the content of the file."""
+        """Return the content of `export.json`."""
         fields = {**as_fields(self.input), "dtype": self.input.dtype, "shape": [None, *self.input.shape]}
         pixels = {"range": self.range} if self.range else {}
         output = dataclasses.asdict(self.output)
@@ -168,7 +168,7 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
 
     @staticmethod
     def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert the fields of a file of any version. The oldest files describe only image classifiers."""
+        """Convert the content of a file of any version to fields. The oldest files describe only image classifiers."""
         task = typed_values.read(raw.get("task", CLASSIFICATION), Annotated[str, tuple(TASKS)], "task")
         judged = min((name for name in raw if name.startswith(_TRAINED)), default="").removeprefix(_TRAINED)
         fields = typed_values.read(raw["input"], Mapping[str, Any], "input")
@@ -192,5 +192,5 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
 
 
 def _renamed(raw: Mapping[str, Any], name: str, other: str) -> dict[str, Any]:
-    """Return a copy of a mapping with one key renamed."""
+    """Return a copy of a mapping with the key `name` renamed to `other`."""
     return {other if key == name else key: value for key, value in raw.items()}

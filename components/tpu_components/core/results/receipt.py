@@ -125,7 +125,7 @@ class Receipt(JsonFile, name=RECEIPT_FILE, what="a receipt of a training run", s
     """Content of `receipt.json`. train_model writes what was measured, and evaluate_model adds the prediction.
 
     Attributes:
-        version: Version of the file's form.
+        version: Version of the file format.
         program: Digest of the program; see `step_digest`. Preflight of the same step has the same digest.
         machine: Short name of the machine, such as `v5e-8`, if the run took place on the predicted machine. Otherwise
             `cpu`, or empty if unknown.

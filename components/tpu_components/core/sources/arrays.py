@@ -20,7 +20,7 @@ Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 def list_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
-    """List images and labels by split. The split `""` means that the source has no splits."""
+    """List the images and labels of each split. The key `""` of `arrays` means that the source has no splits."""
     for images, labels in arrays.values():
         if labels.ndim > 2 and labels.size > len(images):
             raise InputError(

@@ -296,7 +296,9 @@ def _is_binary(cell: Any) -> bool:
 
 
 def _with_hot_columns(table: Table, params: WriteParams) -> Table:
-    """Add a column `label` that is made from the columns with only 0 and 1, if there are at least two.
+    """Return the table with a column `label` that is made from the columns with only 0 and 1.
+
+    Return the table unchanged if it has fewer than two of these columns.
 
     Raises:
         InputError: If the task is regression, or it is classification and a row does not have exactly one 1.
@@ -418,12 +420,13 @@ def _check_repeated(table: Table, names: Sequence[str]) -> None:
 
 
 def _locate(rows: _Rows, location: Location) -> tuple[Location, Names, Names | None]:
-    """Return the folder of the images, their paths relative to this folder, and the absolute paths in the table.
+    """Return the folder of the images, their paths relative to this folder, and their absolute paths.
 
-    Instead of the absolute paths, return None if the table has relative paths.
+    The third value is None if the table has relative paths, which are relative to the folder of the table.
 
     Raises:
-        InputError: If the images are in several places or outside the folder, or a path occurs twice.
+        InputError: If absolute paths have no common folder, a relative path is outside the folder, or a path occurs
+            twice.
     """
     written = rows.names("path")
     relative = written
@@ -467,7 +470,7 @@ def _check_different(paths: Names, location: str) -> None:
 
 
 def _name_columns(cells: Sequence[str], params: WriteParams, location: str) -> tuple[list[str], list[str]]:
-    """Return the columns renamed to this project's names, and notes on roles that were guessed from names."""
+    """Return the columns renamed to this project's names, and notes on columns that are chosen by common names."""
     taken = dict(params.columns)
     if strange := sorted(set(taken.values()) - set(cells)):
         raise InputError(

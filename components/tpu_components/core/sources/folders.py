@@ -26,9 +26,9 @@ from tpu_components.core.sources.targets import index_labels
 def list_folders(kind: str, location: Location, params: WriteParams, labelled: bool = True) -> Listing:
     """List files in one folder per class, possibly below split folders.
 
-    If `labelled` is false, list the files in all folders.
+    If `labelled` is false, list every image or text in any folder instead.
 
-    Files above the class folders are left out with a note, but images above the class folders raise InputError.
+    Files above the class folders, such as a README, are left out with a note. Images above them raise InputError.
     `params.class_names` may select some of the folders. For example, aclImdb also has a folder of reviews without a
     class.
     """
@@ -144,11 +144,11 @@ class _Listed:
     folder_of: np.ndarray
 
     def are_in(self, folders: Container[str]) -> np.ndarray:
-        """Return whether each file is in one of these folders, bool[count]."""
+        """Return whether each file is in one of `folders`, bool[count]."""
         return np.array([folder in folders for folder in self.folders], bool)[self.folder_of]
 
     def in_folders(self, folders: Container[str]) -> "_Listed":
-        """Return the files that are in one of these folders."""
+        """Return only the files that are in one of `folders`."""
         if (chosen := self.are_in(folders)).all():
             return self
         kept, folder_of = np.unique(self.folder_of[chosen], return_inverse=True)

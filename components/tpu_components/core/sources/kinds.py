@@ -91,7 +91,7 @@ def find_source(ref: SourceRef) -> Source:
 
 
 def _kinds_hint(text: str) -> str:
-    """Return the end of an error message, which suggests a kind for a location without a kind."""
+    """Return the end of an error message: a suggestion of a kind for `text`, which does not begin with a kind."""
     if near := did_you_mean(text, SOURCES):
         return near
     kind = KIND_OF_SUFFIX.get(PurePath(text).suffix.lower())
@@ -99,7 +99,7 @@ def _kinds_hint(text: str) -> str:
 
 
 def find_location(ref: SourceRef) -> Location:
-    """Return the location of a source's data. Return an empty location for a library's data set."""
+    """Return the path or URI of a source's data, or an empty location for a library's data set."""
     source = find_source(ref)
     if source is parquet.HUB:
         return parquet.HubDataSet.parse(ref.place).folder
@@ -107,7 +107,9 @@ def find_location(ref: SourceRef) -> Location:
 
 
 def location_of(source: SourceRef) -> Location:
-    """Return the path or URI of a source for training or predictions. It is empty for a library's data set.
+    """Return the path or URI of a source's data, or an empty location for a library's data set.
+
+    Unlike `find_location`, accept also the kind `records:` of predict_batch.
 
     Raises:
         InputError: If the kind of the source is unknown.
@@ -241,7 +243,7 @@ def require_version(params: WriteParams, listing: Listing, expected: str) -> Non
 
 
 def check_source(params: WriteParams) -> Source:
-    """Check that the kind of a source supports all parameters, without reading the source. Return the kind.
+    """Check that the kind of a source supports all parameters, without reading the source. Return the kind's `Source`.
 
     Raises:
         InputError: If the kind is unknown, the location is empty, or the kind does not support a parameter.
@@ -270,7 +272,7 @@ def _check_classes_of_splits(source: str, listing: Listing, is_of_folders: bool)
     """Check that every class has training examples, and examples in the validation or test split.
 
     Classes without training examples raise InputError. If the classes are folders, classes without validation and test
-    examples also raise InputError. For other sources, there is a note about classes without test examples.
+    examples also raise InputError. For other sources, the returned listing has a note on classes without test examples.
     """
     assert listing.splits is not None
     classes = np.array(listing.class_names)

@@ -29,7 +29,7 @@ class Corpus:
     """A text that is divided into splits by position. The passages of the text are the examples of a listing.
 
     Attributes:
-        input: Description of a passage.
+        input: Description of a passage as the input of a model.
         ids: For each non-empty split, the IDs of its characters, in the dtype in which the input is stored.
         starts: Position in the text at which each split begins.
         ends: int64[num_examples]: end of each passage, as a position in its split.
@@ -64,13 +64,13 @@ class Listing:
     """The examples of a source, in a canonical order that does not depend on the file system.
 
     Attributes:
-        keys: One unique name per example: its path below `root`, or its place in an array.
+        keys: One unique name per example: its path below `root` or, without files, its position in the source.
         labels: int32[num_examples], indices into `class_names`. For other tasks, see `targets`.
         class_names: The classes; for a regression, the names of the targets.
         splits: Split of every example in the source, str[num_examples], or None if the source has no splits.
         groups: One group name per example, or None without `group_column`.
         slices: Values of the slice columns, one per example, by column name. They are stored with the records. In a
-            listing for predictions, also the values of `id`; then all values are stored with the predictions.
+            listing for predictions, they include the column `id`, and are stored with the predictions.
         root: Folder that file keys are relative to. Empty for arrays.
         files: Size and version of the file of every example, or None for arrays.
         spans: Byte ranges of the examples in larger files such as archives, or None for other sources.
@@ -83,10 +83,10 @@ class Listing:
         version: Digest of the content of arrays, of a table or of a text, or of the names, sizes and versions of
             `containers`. Empty for folders.
         notes: Messages to the user, for example about files that were left out.
-        identities: Names that identify examples independently of their place: an ID, or a hash of the content, which is
-            equal for copies. None if the keys are used.
+        identities: Names that identify examples independently of their position in the source: an ID, or a hash of the
+            content, which is equal for copies. None if the keys are used.
         has_ids: Whether `identities` are IDs from the source. Otherwise, they are paths or hashes.
-        hashes: uint64[num_examples]: results of `identify` for `images` or `texts`, or None without these.
+        hashes: uint64[num_examples]: hash of the content of each example, from `identify`, or None if not computed.
         bad: Inputs that are not examples, such as a row without a label. They are quarantined, as unreadable inputs
             are.
         weights: Weights of the examples in the training loss, float32[num_examples], or None without `columns.weight`.
@@ -173,7 +173,7 @@ class Listing:
         return int(self.files.sizes.sum()) if self.files else 0
 
     def select(self, examples: np.ndarray) -> Selection:
-        """Return the examples with some indices, int[count], in the form that is sent to a worker."""
+        """Return the examples with the indices `examples`, int[count], in the form that is sent to a worker."""
         return Selection(
             self.root,
             pick(self.keys, examples),
@@ -183,7 +183,7 @@ class Listing:
         )
 
     def _contents(self, examples: np.ndarray) -> Any:
-        """Return the contents of examples; see `Selection.contents`."""
+        """Return the contents of the examples with these indices, in the form of `Selection.contents`."""
         if self.corpus is not None and self.splits is not None:
             return [self.corpus.passage(self.splits[i], i).tobytes() for i in examples.tolist()]
         if self.spans is not None:

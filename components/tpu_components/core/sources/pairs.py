@@ -146,9 +146,9 @@ def is_picture(value: Any) -> bool:
 
 
 def _role_of(name: str) -> _Role | None:
-    """Return the role that the words of a folder or file name suggest. Neutral words are ignored.
+    """Return the role that the words of a folder or file name suggest. Neutral words such as `train` are ignored.
 
-    Return None if the name has only neutral words, or if one of the other words suggests no role.
+    Return None if the name has only neutral words, or a word that is not neutral and suggests no role.
     """
     words = [word for word in map(str.lower, _WORD.findall(name)) if not _NEUTRAL.fullmatch(word)]
     if not words or not all(_INPUT.fullmatch(word) or _ANSWER.fullmatch(word) for word in words):
@@ -174,7 +174,7 @@ def _split_name(path: str) -> tuple[str, bool]:
 def _find_pairs(firsts: Iterable[str], seconds: Iterable[str], depth: int, fewest: int) -> list[tuple[str, str]]:
     """Return pairs of files with the same name in two class folders.
 
-    Return an empty list if many files have no counterpart.
+    Return an empty list if fewer than `fewest` files, or fewer than 90% of the smaller folder's files, are in a pair.
     """
     by_name: list[dict[str, str]] = [{}, {}]
     for known, paths in zip(by_name, (firsts, seconds), strict=True):

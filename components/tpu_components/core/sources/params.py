@@ -202,7 +202,10 @@ class WriteParams:
             _ = self.source_ref.place.bucket  # Checks it.
 
     def _meant(self, key: str) -> str:
-        """Return " Did you mean …?" for an unknown key of `columns`, whose keys and values may be swapped."""
+        """Return the hint " Did you mean …?" for an unknown key of `columns`, or "" if no known key is similar.
+
+        If the key and its value seem to be swapped, the hint shows them in the right order.
+        """
         name = self.columns[key]
         return f" Did you mean {{{name!r}: {key!r}}}?" if name in _COLUMNS else did_you_mean(key, _COLUMNS)
 
@@ -238,9 +241,9 @@ class WriteParams:
         return LANGUAGE_MODEL if self.source_ref.kind == CORPUS else self.task
 
     def without_columns_beyond(self, names: Sequence[str]) -> Self:
-        """Return a copy without the `columns` that a source does not have.
+        """Return a copy in which `columns` has only entries for columns that a source has.
 
-        `names` are the columns of the source. For predictions, the columns of labels and IDs may be missing.
+        `names` are the columns of the source. A source for predictions may lack the columns of labels and IDs.
         """
         there = {name: column for name, column in self.columns.items() if column in names}
         return dataclasses.replace(self, columns=there)

@@ -76,8 +76,8 @@ def _values_of(file: Container, column: str) -> Iterator[Any]:
     """Yield the values of a column, a few rows at a time.
 
     Parquet stores a repeated value only once, so neither the header nor the file size limits the size of a column.
-    Therefore, sizes are counted while reading. Only a few rows are read at a time if each may contain the largest
-    value.
+    Therefore, sizes are counted while reading. If values may repeat, every row may contain the largest value, so fewer
+    rows are read at a time.
 
     Raises:
         InputError: If the file is damaged, or unpacks to more than `require_plausible` allows.
@@ -105,7 +105,7 @@ def _values_of(file: Container, column: str) -> Iterator[Any]:
 def _decoded(values: Any) -> Any:
     """Convert values of a categorical column to plain values. Other values are returned unchanged.
 
-    A batch of categorical values would contain all categories.
+    Without the conversion, every batch would contain all categories of the column.
     """
     import pyarrow.types as types
 

@@ -43,7 +43,7 @@ class StoredRecords:
 def read_stored_targets(
     values: Sequence[list[Any] | None], name: str, params: WriteParams, class_names: Sequence[str], keys: Sequence[str]
 ) -> Targets:
-    """Check the targets of records that are used in place. Return them in the form of the module `targets`.
+    """Check the targets of records that are used in place, and return them as `Targets`.
 
     Args:
         values: Values of the feature `name` in each record. None or empty for a record without this feature.

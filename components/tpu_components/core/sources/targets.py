@@ -69,7 +69,10 @@ def index_labels(names: Sequence[str | None], class_names: Sequence[str], where:
 
 
 def without_label(label: str | None) -> str:
-    """Return the reason why an example without a label is quarantined."""
+    """Return the reason for quarantining an example without a label.
+
+    `label` is the text in place of the label, for example `nan`, or None.
+    """
     return f"its label is missing: {label!r}" if label else "its label is missing"
 
 
@@ -125,8 +128,8 @@ def find_joined(cells: Iterable[str]) -> str | None:
     """Return a cell that seems to contain several labels without `|` between them, or None if no cell does.
 
     A comma or semicolon separates labels, and brackets around a cell enclose a list. A space, slash, `&` or `+` may be
-    part of a name, as in `polar bear`. It is taken for a separator if there are fewer different parts than different
-    cells, or if each part of a cell with a separator also occurs in another cell.
+    part of a name, as in `polar bear`. It is taken for a separator if splitting the cells gives fewer different parts
+    than there are different cells, or if every part of a split cell also occurs in another cell.
 
     Example:
         >>> find_joined(["cat dog", "dog", "cat"]), find_joined(["polar bear", "black cat", "cat"])

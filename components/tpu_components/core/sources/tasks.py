@@ -1,4 +1,4 @@
-"""Selections of examples for workers, as arguments or in a file, so that workers need not list the source."""
+"""Selections of examples for workers, passed as arguments or in a file, so that workers need not list the source."""
 
 import dataclasses
 import io
@@ -70,14 +70,14 @@ class Selection:
 
 
 def pack_tasks(key: str, examples: Selection, counts: Mapping[int, int]) -> bytes:
-    """Return the content of a file with the examples of several parts, which `load_tasks` reads.
+    """Return the content of a file with the examples of several parts of a listing, which `load_tasks` reads.
 
     For contents in files that other machines can read, the bytes contain paths and byte ranges. Contents in memory, or
     in files that were unpacked on this machine, are copied.
 
     Args:
         key: Digest of the settings and data that determine the parts.
-        examples: The examples of all parts.
+        examples: The examples of all parts, one part after the other.
         counts: Number of examples of each part, by part number.
     """
     contents = examples.contents

@@ -126,8 +126,8 @@ def list_webdataset(location: Location, params: WriteParams, labelled: bool) -> 
 def _find_masks(examples: Sequence[_Example], labelled: bool) -> set[str]:
     """Return the names of images that are masks of other images.
 
-    An image with a label file is an example, such as `1_mask.jpg` among photos of people with and without masks. If
-    labels are not read, such an image also gets a prediction.
+    An image that is named like a mask, such as `1_mask.jpg`, is an example if it has its own label file, for instance a
+    photo of a person with a face mask. If labels are not read, it is an example even without a label file.
     """
     masks = set(find_masks([example.name for example in examples]))
     if not masks:
@@ -228,7 +228,7 @@ class _Group:
         self._kept: dict[str, Any] = {}
 
     def add(self, member: tarfile.TarInfo, suffix: str, members: tarfile.TarFile) -> None:
-        """Add a file. Files that are neither images nor labels are ignored."""
+        """Add a file of the open archive `members`. Files that are neither images nor labels are ignored."""
         if has_image_suffix(member.name):
             name = member.name.removeprefix("./")
             self._images.append((name, Span(self._path, member.offset_data, member.size)))

@@ -28,7 +28,7 @@ _GIVEN_UP = "the data changed while they were being read"
 
 
 class Piece(NamedTuple):
-    """A finished piece: URI and content of its file, and its note."""
+    """A finished piece of work: URI and content of its file, and its note (description, size and checksum)."""
 
     uri: str
     content: bytes
@@ -84,7 +84,7 @@ class ResumeState:
         return storage.names_in(f"{self.root}/whole").intersection(notes)
 
     def whole(self, names: Iterable[str]) -> set[str]:
-        """Return the names whose pieces are finished and match their checksums."""
+        """Return the subset of `names` whose pieces are finished and match their checksums."""
         there = sorted(self.finished().intersection(names))
         are_whole = in_threads(self.is_whole, self.root, there)
         return {name for name, is_whole in zip(there, are_whole, strict=True) if is_whole}
@@ -149,7 +149,7 @@ class ResumeState:
 
 @contextlib.contextmanager
 def giving_up(*folders: ResumeState) -> Iterator[None]:
-    """Prevent later attempts from reusing the finished pieces in folders if the block raises InputError.
+    """If the block raises InputError, mark the folders so that later attempts do not reuse their finished pieces.
 
     The block should check the data of the pieces: an InputError means that the data changed while they were read.
     """
@@ -181,7 +181,7 @@ def gather(
     num_ranges: int = 0,
     fields: Mapping[str, Any] | None = None,
 ) -> Iterator[Piece]:
-    """Yield the named pieces from several folders, in the order of their names.
+    """Yield the named pieces from several folders, in the order of `names`.
 
     Args:
         folders: Folders that commands or workers have written, in any order.
@@ -205,9 +205,9 @@ def gather(
         ranges = (i for i in range(num_ranges) if set(range_of(i, num_ranges, len(names))).intersection(missing))
         without = f" without pieces of range {', '.join(map(str, ranges))}" if num_ranges else ""
         raise InputError(
-            f"{len(missing):,} of {len(names):,} pieces are missing, the first is {names[missing[0]]}: expected the "
-            f"folders of all ranges, received {len(folders)} folders{without}. Run the missing ranges, and pass all "
-            "folders."
+            f"{len(missing):,} of {len(names):,} pieces are missing, the first is {names[missing[0]]}. Some ranges "
+            f"of the work have not run, or their folders were not passed: received {len(folders)} folders{without}. "
+            "Run the missing ranges, and pass all folders."
         )
     return in_threads(lambda name: held[name].read(name, fields), folders[0].root, names)
 

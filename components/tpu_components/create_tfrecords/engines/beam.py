@@ -1,6 +1,7 @@
-"""Writes records with an Apache Beam pipeline on any runner. Each worker writes some ranges of the parts.
+"""Writes records with an Apache Beam pipeline on any runner. Each worker encodes ranges of the examples as parts.
 
-Only the process of the step lists the source. It shares this folder with the workers:
+A part is a file of encoded examples. The process of the step lists the source, merges the parts into records, and
+shares this folder with the workers:
 
 TEMP/JOB   tasks and finished parts (see `resume_state`); TEMP is the option `temp_location`
 """

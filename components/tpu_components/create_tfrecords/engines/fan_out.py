@@ -1,10 +1,11 @@
 """Writes records with several commands, which may run on different machines.
 
-One command plans the parts. Then several commands write one range of the parts each. The last command merges the parts.
+A part is a file with some of the encoded examples. One command plans the parts. Then several commands write one range
+of the parts each. The last command merges the parts into records.
 
 PLAN/plan.json           digest of everything that the parts depend on, and the number of ranges
 PLAN/words.npz           for texts: counts of their words, which are read once, before any part is written
-PARTS/whole/000007.npz   a part; PARTS is a folder of finished pieces, see `resume_state`
+PARTS/whole/000007.npz   a part; `resume_state` describes the other files in PARTS
 
 PLAN and PARTS are local or mounted folders, or folders in buckets.
 """
@@ -46,7 +47,7 @@ class PartsPlan(JsonFile, name=_PLAN_FILE, what="a plan of parts", step="plan_pa
 
     Attributes:
         key: Digest of the data, the parameters and the code that the parts depend on.
-        num_ranges: Number of ranges. One command writes each range.
+        num_ranges: Number of ranges into which the parts are divided. One command writes one range.
         num_parts: Number of parts in all ranges.
     """
 
@@ -119,7 +120,7 @@ def write_parts(params: WriteParams, plan_dir: str, directory: str, number: int)
         plan_dir: Folder that `plan_parts` wrote.
         directory: Folder to write the parts to. Each range needs a separate local folder. Ranges may share a folder in
             a bucket.
-        number: Number of the range, from 0.
+        number: Number of the range, from 0 to `num_ranges - 1`.
 
     Raises:
         InputError: If the data, the parameters or the code have changed since the plan, the range does not exist, or

@@ -76,9 +76,9 @@ class Compilation:
         return digest_of([dataclasses.asdict(self), code_of([__name__]).digest, model.digest, versions_and_flags()])
 
     def compile(self, cache_dir: Path) -> Outcome:
-        """Compile the program in this process, and check that train_model would accept the model.
+        """Compile the program in this process. Return the outcome, with a reason if train_model would reject the model.
 
-        See `compile_step`.
+        See `compile_step` and `Outcome.objection`.
         """
         import_keras_alone()
         keras.utils.clear_session()  # Otherwise the second model has a layer dense_2. This resets the settings below.
@@ -110,7 +110,7 @@ class Compilation:
 
 
 def _build(compilation: Compilation) -> tuple[Any, int]:
-    """Return the Keras model, compiled for the stage with the most trainable parameters, and the stage's number."""
+    """Return the Keras model, compiled for the stage with the most trainable parameters, and this stage's number."""
     training, interface = compilation.training, compilation.interface
     model = build_model(training.model, interface, training.model_parameters)
     steps = steps_per_epoch(compilation.num_examples, compilation.batch_size)

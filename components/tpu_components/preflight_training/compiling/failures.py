@@ -27,7 +27,7 @@ def is_data_dependent(error: BaseException) -> bool:
 
 
 def verdict_of(text: str) -> str:
-    """Return the verdict on a program whose compilation failed with this error message."""
+    """Return the verdict for the message of a failed compilation: `does_not_fit` or `does_not_compile`."""
     return DOES_NOT_FIT if "RESOURCE_EXHAUSTED" in text else DOES_NOT_COMPILE
 
 

@@ -121,7 +121,7 @@ class OperationCost:
 
     @property
     def is_guessed(self) -> bool:
-        """Whether the operations' time is computed only from their bytes and rows."""
+        """Whether the time is only a guess from moved bytes, because the compiler gives neither cycles nor FLOPs."""
         return not self.cycles and not self.flops
 
 
@@ -335,8 +335,8 @@ class _Program:
         """Yield each operation, the computation that contains the operation, and the operation's number of runs.
 
         Loops and calls are replaced by their operations. A conditional is replaced by the operations of its longest
-        branch. A loop of unknown length is also yielded itself, before its operations, which count once. So is a loop
-        that may end early, whose operations count as often as its limit allows.
+        branch. A loop of unknown length, or one that may end early, is also yielded itself, before its operations.
+        These count once in a loop of unknown length, and as often as the limit allows in a loop that may end early.
         """
         scope = self.computations[computation]
         for instruction in scope.values():
@@ -362,7 +362,7 @@ class _Program:
         return instruction.opcode == "call-start" and not any(self.collectives(instruction, scope))
 
     def _branch_weight(self, computation: str) -> tuple[float, float]:
-        """Return the cycles of a branch and the bytes that it moves. The branch with the most cycles is the longest."""
+        """Return the cycles of a branch, and the bytes that it moves, to find the longest branch."""
         costs = [
             (times, self.cost(instruction, scope)[0])
             for instruction, scope, times in self.operations(computation)
@@ -528,7 +528,7 @@ _CYCLES, _TARGET = r'"estimated_cycles":"(\d+)"', r'custom_call_target="([^"]*)"
 
 
 def _fused_kind(collective: Instruction, scope: Scope) -> str:
-    """Return the opcode of the collective that a fused collective and the rest of its fusion amount to.
+    """Return the opcode of the collective that a fusion performs in effect, such as `reduce-scatter`.
 
     The compiler writes a reduce-scatter as an all-reduce and a slice of its result, and an all-gather as an all-reduce
     of arrays that are zero outside of a slice. The chips only send slices.

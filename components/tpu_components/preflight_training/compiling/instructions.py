@@ -43,7 +43,7 @@ class Array:
         kind: Type of the elements, such as `bf16`.
         dims: Dimensions.
         space: Number of the memory that holds the array: `HBM`, `VMEM`, or another memory, such as 3 for CMEM on v4.
-        bits: Bits per element if the layout specifies them, as for packed int4. None means those of the type.
+        bits: Bits per element if the layout specifies them, as for packed int4. None means the bits of `kind`.
     """
 
     kind: str
@@ -93,7 +93,7 @@ class Instruction:
         return sum(array.num_bytes for array in self.arrays)
 
     def attribute(self, pattern: str) -> str:
-        """Return the first group of a pattern in the attributes, or an empty string if the pattern does not match."""
+        """Search the attributes for a regular expression. Return its first group, or an empty text without a match."""
         match = re.search(pattern, self.attributes)
         return match[1] if match else ""
 

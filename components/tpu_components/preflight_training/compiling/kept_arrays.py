@@ -23,8 +23,8 @@ def least_example_bytes(model: Any, interface: Interface) -> int:
 
     - The compiler recomputes cheap results, but not matrix products. For each product, it keeps the result or an array
       computed from the result.
-    - The compiler keeps at least half of the arrays that JAX keeps for the backward pass, because these contain both
-      the argument and the result of an activation function.
+    - The compiler keeps at least half of the bytes that JAX keeps for the backward pass. JAX keeps both the argument
+      and the result of an activation function, of which the compiler needs only one.
 
     Args:
         model: Model after `compile_model`. Its variables may be abstract.

@@ -21,7 +21,7 @@ class Trips:
 
     Attributes:
         count: Number of iterations, or the largest number if `is_most`.
-        is_most: Whether the loop may end earlier, because its condition has several parts.
+        is_most: Whether the loop may end earlier, because its condition joins several conditions with `and`.
     """
 
     count: int
@@ -29,7 +29,7 @@ class Trips:
 
 
 class _Place(NamedTuple):
-    """A computation. If it is the computation of a fusion, also the fusion, and the place that contains the fusion."""
+    """A computation. For the computation inside a fusion: also the fusion, and the `_Place` that contains it."""
 
     scope: Scope
     fusion: Instruction | None = None
@@ -72,7 +72,7 @@ class Loops:
         return Trips(min(known), is_most=len(parts) > 1) if known else None
 
     def _parts(self, name: str, place: _Place) -> Iterator[tuple[Instruction, _Place]]:
-        """Yield the parts of a condition, all of which must be true, each with its place."""
+        """Yield the operands of the condition `name` (a and b and …), each with the computation that contains it."""
         source = self._source(name, place)
         if source is not None and source[0].opcode == "and":
             for part in source[0].operands:
@@ -148,7 +148,9 @@ class Loops:
         return _Number(left.constant + right.constant, element)
 
     def _source(self, name: str, place: _Place) -> tuple[Instruction, _Place] | None:
-        """Return the operation that computes a value, and its place. Copies, tuples and fusions are skipped.
+        """Return the operation that computes a value, and the computation that contains the operation.
+
+        Copies, tuples and fusions are skipped.
 
         For an element of a loop's state, return the operation that reads the element. Return None for an element of a
         tuple of unknown origin.

@@ -16,15 +16,16 @@ class Outcome:
     """The outcome of a compilation.
 
     Attributes:
-        verdict: `fits`, `may_fit`, `does_not_fit`, `does_not_compile`, `timed_out`, `out_of_memory`, `crashed`.
+        verdict: `fits`, `may_fit`, `does_not_fit`, `does_not_compile`, `timed_out`, `crashed`, or `out_of_memory` if
+            the compiler needed more memory than this machine has.
         reason: Reason why the program does not fit or compile. Empty if it fits or may fit.
         layer: Layer of the model that caused the failure. Empty if unknown.
         source: Line of the model's code that caused the failure, as `file:line`. Empty if unknown.
         compile_seconds: Time of the compilation.
         peak_bytes: Peak memory use of a device. If the program does not fit, this is the needed memory; if it may fit,
             a lower bound. 0 if unknown.
-        held_bytes: Memory of the program and its inputs. Training uses this number to decide whether the data fit in
-            memory, too. 0 unless the program fits.
+        held_bytes: Memory of the program and its inputs. From this number, training decides whether the data
+            also fit in the memory of a device. 0 unless the program fits.
         fixed_bytes: Part of `peak_bytes` that certainly does not grow with the batch: the model's state, and a resident
             training split. 0 unless the program fits.
         example_bytes: Bytes that each example of a batch needs at least, or 0 unless the program fits.
@@ -34,7 +35,7 @@ class Outcome:
         stage: Number of the training stage that was compiled, from 1, or 0 for a training run without stages.
         learning_rate: Peak learning rate of training for one replica. It comes from the model's optimizer if training
             uses this optimizer. 0 if the training step was not compiled.
-        program: Digest of the step, which training computes too; see `step_digest`. Empty if unknown.
+        program: Digest of the step from `step_digest`, which training also calls. Empty if unknown.
         is_cached: Whether the outcome was taken from the cache.
     """
 

@@ -60,7 +60,7 @@ def require_compiler(machines: Iterable[Slice], extra: str = "preflight") -> Non
 
 
 class Program(Protocol):
-    """A program that a child process compiles; it is pickled."""
+    """A program that is pickled, sent to a child process, and compiled there."""
 
     @property
     def backend(self) -> str:
@@ -109,8 +109,8 @@ class Sandbox:
     def compile_all(self, programs: Sequence[Program]) -> list[Outcome]:
         """Compile each program in turn. A cached outcome is returned without starting a process.
 
-        Only outcomes that say whether a program fits are cached. If there is another outcome, the next call compiles
-        the program again.
+        Only outcomes that say whether a program fits are cached. After any other outcome, such as a timeout, the next
+        call compiles the program again.
 
         Raises:
             InputError: If the model cannot be built.

@@ -96,7 +96,7 @@ def _main_of(module: Any) -> Any:
 
 
 def partitions_of(module: Any) -> int:
-    """Return the number of devices that a module is written for: its partitions times its replicas (for torch_xla)."""
+    """Return the number of devices that a module is written for: the product of its partitions and its replicas."""
     return _number(module, _PARTITIONS) * _number(module, _REPLICAS)
 
 

@@ -211,8 +211,8 @@ def _as_on_a_tpu(backend: str) -> Iterator[dict[str, list[str]]]:
     """Trace steps inside of the block as on a TPU, without their debugging output.
 
     `jax.default_backend` returns `backend`. `jax.debug.print` and `jax.debug.callback`, which cannot be lowered without
-    a device, do nothing. JAX caches traced functions, so its caches are cleared before the block and, if a step called
-    one of these three functions, after it.
+    a device, do nothing. JAX caches traced functions. Therefore, its caches are cleared before the block, and also
+    after the block if a step called one of these three functions.
 
     Yields:
         A dictionary that is filled while the block runs: the places that called `default_backend`, and the places that

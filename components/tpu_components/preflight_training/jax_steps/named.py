@@ -17,7 +17,7 @@ _SHORT = {"f": "float", "bf": "bfloat", "s": "int", "i": "int", "u": "uint"}  # 
 
 
 def is_step(name: str) -> bool:
-    """Return whether a name has the form `MODULE:FUNCTION` or is that of a StableHLO file."""
+    """Return whether a text has the form `MODULE:FUNCTION` or is the name of a StableHLO file."""
     return bool(_OBJECT.fullmatch(name)) or name.endswith(STABLEHLO_ENDINGS)
 
 
@@ -73,8 +73,8 @@ def parse_inputs(text: str) -> Sequence[Any]:
     """Return the positional arguments of a step from a text.
 
     Args:
-        text: Types and shapes, such as `float32[1024,784], int32[1024]` (or XLA's `f32[1024,784]`). Otherwise,
-            `MODULE:NAME` of a tuple of arguments, or of a function without parameters that returns this tuple.
+        text: Types and shapes, such as `float32[1024,784], int32[1024]` (or XLA's `f32[1024,784]`). Or
+            `MODULE:NAME`, where NAME is a tuple of arguments, or a function without parameters that returns it.
 
     Raises:
         InputError: If the text has neither form, or the tuple cannot be imported.

@@ -52,7 +52,7 @@ class StepCase:
             fits is searched, and the report is about this size. `args` must be empty.
         levels: Largest number of scopes in the name of a layer.
         default_backend: Value that `jax.default_backend()` returns while the step is traced.
-        receipts: Folder of receipts from which the intervals are derived. Empty means the folder in
+        receipts: Folder of receipts (measured runs) from which the intervals are derived. Empty means the folder in
             TPU_PIPELINES_RECEIPTS or, if this variable is not set, `runs/receipts`.
     """
 
@@ -132,7 +132,7 @@ class StepCase:
 
 
 def load_runs(receipts: str) -> list[Run]:
-    """Return the runs in a folder of receipts that can calibrate estimates; see `StepCase.receipts`.
+    """Return the measured runs that can calibrate estimates, from a folder of receipts; see `StepCase.receipts`.
 
     Raises:
         InputError: If a receipt is damaged.
@@ -252,7 +252,7 @@ def _time(outcome: Outcome, case: StepCase, runs: Sequence[Run]) -> StepTime | N
 
 
 def _limits(outcome: Outcome, step: StepTime | None, case: StepCase) -> list[str]:
-    """Return the limitations of the figures, in sentences."""
+    """Return the limitations and assumptions of a step's estimates, one sentence each."""
     cost = outcome.cost
     if outcome.verdict != FITS or cost is None:
         return []

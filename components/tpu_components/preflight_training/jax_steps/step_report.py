@@ -76,7 +76,8 @@ class StepReport(Displayed, JsonFile, name=STEP_FILE, what="a report of a step",
         slices: Number of slices that the data-centre network joins.
         devices: Number of devices of all slices.
         used_devices: Number of devices that the step uses.
-        verdict: `fits`, `does_not_fit`, `does_not_compile`, `timed_out`, `out_of_memory` (of this machine), `crashed`.
+        verdict: `fits`, `does_not_fit`, `does_not_compile`, `timed_out`, `crashed`, or `out_of_memory` if the compiler
+            needed more memory than this machine has.
         reason: Reason why the step does not fit or compile. Empty if it fits.
         memory: Memory of each device.
         step: Estimated time. None if the step does not fit, or the compiler has no estimate for any part of it.
@@ -86,7 +87,7 @@ class StepReport(Displayed, JsonFile, name=STEP_FILE, what="a report of a step",
             name.
         price: Price of an hour, or None if no price is published.
         largest: Largest size that fits, or None if it was not searched.
-        notes: Limitations of the figures, in sentences.
+        notes: Assumptions and limitations of the estimates, one sentence each.
         compile_seconds: Time of the compilation.
         compiler: Versions of libtpu and JAX.
         is_cached: Whether the step had been compiled before.

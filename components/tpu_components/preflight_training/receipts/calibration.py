@@ -110,7 +110,7 @@ class Calibration:
 
     @functools.cached_property
     def _grid(self) -> np.ndarray:
-        """Noise, project share and scale of each grid point, float64[3, points]."""
+        """Noise, project's share of the variance, and scale of the prior's spread, float64[3, grid points]."""
         return np.array(list(itertools.product(NOISES, PROJECT_SHARES, SCALES))).T
 
     def _variances(self, prior: Prior) -> tuple[np.ndarray, np.ndarray]:
@@ -121,7 +121,7 @@ class Calibration:
 
     @functools.cached_property
     def _posterior(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Mean and precision of the project's bias in standard deviations, and the weight, for each grid point."""
+        """Mean and precision of the project's bias (in standard deviations), and the weight of each grid point."""
         noise = self._grid[0] ** 2
         precision = np.ones_like(noise)
         weighted = np.zeros_like(noise)
@@ -180,7 +180,7 @@ def name_of(program: str, machine: str) -> str:
 def runs_of(receipts: Sequence[Receipt]) -> list[Run]:
     """Return the runs that can calibrate estimates.
 
-    These are measured runs on the machine of their prediction that hardly waited for input.
+    A run is used if its step time was measured on the machine of its prediction, and it hardly waited for input.
     """
     runs = []
     for receipt in receipts:

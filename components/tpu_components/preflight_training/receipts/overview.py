@@ -1,4 +1,4 @@
-"""An overview of receipts: predicted and measured figures of each run, and the intervals derived from them."""
+"""An overview of receipts: predicted and measured step times of each run, and the intervals derived from them."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -51,8 +51,8 @@ class Overview:
     def intervals(self) -> list[tuple[str, str, Interval]]:
         """Return (program, machine, interval) for each measured program and for two kinds of new programs.
 
-        A program is the digest of a measured program, or describes new programs, without a machine. Return an empty
-        list if no run can be used.
+        A measured program is named by its digest. For new programs, the name is a description, and the machine is
+        empty. Return an empty list if no run can be used.
         """
         runs = runs_of(self.receipts)
         if not runs:

@@ -198,7 +198,7 @@ class KubeflowChecks:
         return (create_bucket(self._settings.bucket_location, region, project),)
 
     def _s3(self) -> str:
-        """Check that the secret of the pods that use s3:// exists. Its content is not read."""
+        """Check that the secret for s3:// exists, without reading its content. Return the finding in words."""
         name = self._settings.s3_secret
         steps = ", ".join(sorted(self._on_s3))
         literals = " ".join(f"--from-literal={key}=…" for key in KEYS)
@@ -247,7 +247,10 @@ class KubeflowChecks:
             return getattr(api, method)(*arguments, **options, _request_timeout=TIMEOUT_SECONDS)
 
     def _nodes(self, machine: MachineSpec) -> str:
-        """Check that there are nodes for a machine, or that a node pool on GKE would add one when a pod requests it."""
+        """Check that there are nodes for a machine, or that a node pool on GKE would add one when a pod requests it.
+
+        Return the finding in words.
+        """
         selector = ",".join(f"{key}={value}" for key, value in node_selectors(machine, self._settings).items())
         if nodes := self._ask("list_node", label_selector=selector).items:
             return f"{len(nodes)} {'node' if len(nodes) == 1 else 'nodes'} with {selector}"
@@ -269,7 +272,7 @@ class KubeflowChecks:
         raise LackError(f"{message}, and no node pool has {kind}", by_hand)
 
     def _quota(self, machine: MachineSpec) -> str:
-        """Check Compute Engine's quota of GPUs in the cluster's region.
+        """Check Compute Engine's quota of GPUs in the cluster's region. Return the finding in words.
 
         Source: compute.regions.get, `quotas`.
         """
@@ -327,7 +330,10 @@ class KubeflowChecks:
         return self._find(runner, "read_namespaced_service_account", remedy)
 
     def _queue(self) -> str:
-        """Check that Kueue's LocalQueue exists: https://kueue.sigs.k8s.io/docs/concepts/local_queue."""
+        """Check that Kueue's LocalQueue exists. Return its name and namespace as the finding.
+
+        https://kueue.sigs.k8s.io/docs/concepts/local_queue
+        """
         name = self._settings.kueue_queue
         namespace = self._namespace
 
@@ -342,7 +348,9 @@ class KubeflowChecks:
         return f"{name} in {namespace}"
 
     def _retries(self) -> str:
-        """Check that Argo's `retryPolicy` restarts training when its pod was preempted. KFP cannot set this policy.
+        """Check that Argo's `retryPolicy` restarts training when its pod was preempted. Return the finding in words.
+
+        KFP cannot set this policy.
 
         For Argo, a pod that its node shuts down is a failure, and a deleted pod is an error. `preempt` in
         tests/support/fakes/kubeflow.py has the sources.
@@ -371,7 +379,7 @@ class KubeflowChecks:
         )
 
     def _jobsets(self) -> str:
-        """Check that the cluster supports JobSets, for a slice of several hosts."""
+        """Check that the cluster supports JobSets, which start several hosts. Return the API version as the finding."""
         installation = "https://jobset.sigs.k8s.io/docs/installation"
         with lacking(f"the cluster does not support {GROUP}/{VERSION}", installation):
             self._ask("list_namespaced_custom_object", GROUP, VERSION, self._namespace, PLURAL, limit=1)

@@ -134,7 +134,7 @@ class KubeflowClient:
             return send()
 
     def _list_similar(self, service: str, name: str) -> list[Any]:
-        """Return the objects that have this name for the server. The server ignores case."""
+        """Return the objects with this name, in upper or lower case, because the server ignores case."""
         condition = {"operation": "EQUALS", "key": "display_name", "stringValue": name}
         predicates = json.dumps({"predicates": [condition]})
         page = self._call(service, f"list_{service}", filter=predicates, page_size=100, **self._where)
@@ -333,7 +333,7 @@ class KubeflowClient:
         return str(content.get("tag_name") or content.get("apiServerTagName") or "")
 
     def check_sign_in(self) -> None:
-        """Send a request that fails without a valid sign-in."""
+        """Check that the sign-in is valid, with a request that otherwise fails."""
         self._call("experiments", "list_experiments", page_size=1, **self._where)
 
     # Schedules

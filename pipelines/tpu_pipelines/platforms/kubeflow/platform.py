@@ -67,7 +67,7 @@ class Kubeflow:
         return training_retries(machine)
 
     def memory_request(self, config: "Config", step: str, gib: float) -> float | None:
-        """Return `gib`, because pods share their host."""
+        """Return `gib`: pods share their host, so each pod requests its memory."""
         return gib
 
     def disk_request(self, num_bytes: int) -> str:

@@ -132,7 +132,7 @@ def _check_request(requested: StepResources, machine: MachineSpec) -> None:
 
 
 def _like_the_disk(settings: Settings) -> str:
-    """Return the claim or secret, as `NAME=PATH`, whose name or path is that of a step's disk.
+    """Return the claim or secret, as `NAME=PATH`, that has the same name or path as the disk of a step.
 
     Return an empty string if there is no such claim or secret.
     """
@@ -306,7 +306,7 @@ def _queue(settings: Settings) -> dict[str, str]:
 
 
 def variables_of(secret: str) -> list[dict[str, Any]]:
-    """Return the environment variables of a plain Kubernetes pod that read the secret. All keys are optional."""
+    """Return environment variables for a plain Kubernetes pod, with values from a secret. All keys are optional."""
     return [
         {"name": key, "valueFrom": {"secretKeyRef": {"name": secret, "key": key, "optional": True}}}
         for key in (*KEYS, *OPTIONAL_KEYS)
@@ -314,7 +314,7 @@ def variables_of(secret: str) -> list[dict[str, Any]]:
 
 
 def signed_in(task: Any, settings: Settings) -> Any:
-    """Set a task's environment variables from the secret of S3, if there is one. Return the task."""
+    """Set a task's environment variables from the secret `s3_secret`, if it is set. Return the task."""
     from kfp import kubernetes
 
     secret = settings.s3_secret

@@ -305,11 +305,10 @@ class VertexChecks:
     ) -> list[Check]:
         """Return two checks of an image: that it exists, and that Vertex AI's service agent may pull it.
 
-        If no image is set, there are no checks.
+        Without an image, the checks are skipped. The variable TPU_PIPELINES_{name}IMAGE sets the image.
 
-        The variable TPU_PIPELINES_{name}IMAGE sets the image. Service agent:
-        https://cloud.google.com/vertex-ai/docs/general/custom-service-account. It pulls a model's image when the model
-        is uploaded: `ModelContainerSpec.image_uri` in model.proto.
+        The service agent (https://cloud.google.com/vertex-ai/docs/general/custom-service-account) pulls a model's image
+        when the model is uploaded: `ModelContainerSpec.image_uri` in model.proto.
         """
         look = functools.partial(look_at_image, image, self._apis, f"TPU_PIPELINES_{name}IMAGE", False, least_python)
         project, location, repository = repository_of(image) or ("", "", "")
@@ -435,7 +434,7 @@ class VertexChecks:
     # Quota
 
     def _quota(self, machine: MachineSpec) -> str | tuple[Finding, ...]:
-        """Check that a machine's quota is sufficient in its region.
+        """Check that a machine's quota is sufficient in its region. Return the finding, or a sentence if it is ok.
 
         The API has a value for each combination of dimensions: google/api/cloudquotas/v1/resources.proto. Quotas count
         cores for v2 and v3, and chips or GPUs for others: https://cloud.google.com/vertex-ai/docs/quotas.
@@ -491,7 +490,10 @@ class VertexChecks:
     # Network, encryption key and TensorBoard
 
     def _network(self) -> str:
-        """Check that the network exists and has private services access, which custom_job.proto requires."""
+        """Check that the network exists and has private services access. Return its name as the finding.
+
+        custom_job.proto requires this access.
+        """
         network = self._settings.network
         known = self._apis.find(_COMPUTE, f"compute/v1/{network}", network, "check TPU_PIPELINES_NETWORK")
         if not any(
@@ -506,7 +508,10 @@ class VertexChecks:
         return network
 
     def _attachment(self) -> str:
-        """Check the network attachment: https://cloud.google.com/vertex-ai/docs/general/vpc-psc-i-setup."""
+        """Check that the network attachment exists. Return its name as the finding.
+
+        https://cloud.google.com/vertex-ai/docs/general/vpc-psc-i-setup
+        """
         name = self._settings.network_attachment
         self._apis.find(_COMPUTE, f"compute/v1/{name}", name, "check TPU_PIPELINES_NETWORK_ATTACHMENT")
         return name

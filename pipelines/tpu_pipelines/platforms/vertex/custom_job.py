@@ -259,9 +259,9 @@ def _pool(container: Mapping[str, Any], machine: MachineSpec, settings: Settings
 
 
 def _escaped(word: str) -> str:
-    """Return a word of a command in which placeholders are replaced by text that is valid inside of a JSON string.
+    """Return a word of a command with its placeholders marked, so that their values are escaped for JSON.
 
-    This is necessary because the job is JSON inside of an argument. Source: google_cloud_pipeline_components 2.22,
+    This is necessary because the job is JSON within an argument. Source: google_cloud_pipeline_components 2.22,
     _placeholders.py, json_escape.
     """
     return _PLACEHOLDER.sub(lambda match: match[0].replace("}}", ".json_escape[1]}}"), word)

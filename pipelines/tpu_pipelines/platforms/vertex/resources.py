@@ -32,9 +32,9 @@ def in_region(machine: MachineSpec, region: str) -> MachineSpec:
 
 
 def memory_request(config: Config, step: str, need_gib: float) -> float | None:
-    """Return the memory to request so that a step can use `need_gib` GiB.
+    """Return the memory to request, in GiB, so that a step can use `need_gib` GiB.
 
-    Return None if the step has a whole host.
+    Return None if the step has a whole host, and therefore needs no request.
     """
     if step == "train_model" or (step == "evaluate_model" and config.evaluation_machine):
         return None

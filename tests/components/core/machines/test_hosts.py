@@ -81,7 +81,7 @@ def test_hosts_are_those_that_the_environment_tells_of(environment, expected):
         ),
         (
             {**_spec("workerpool0", 0, {"workerpool0": ["x:1"]}), "TPU_PIPELINES_HOST_COUNT": "4", **_NO_METADATA},
-            r"this host among the 4 hosts of the machine.* TPU_WORKER_ID, CLUSTER_SPEC with 4 members, or worker-netw"
+            r"this host among the 4 hosts of the machine.* TPU_WORKER_ID; .2. CLUSTER_SPEC with 4 members; .3. worker"
             r".*Received: CLUSTER_SPEC: .*x:1.*\. Start .* --hosts INDEX/4@ADDRESS, .* or set TPU_PIPELINES_HOST",
         ),
         ({"CLUSTER_SPEC": "{"}, "CLUSTER_SPEC does not have Vertex AI's format"),

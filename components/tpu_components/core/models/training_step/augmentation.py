@@ -210,7 +210,10 @@ def mixup_shares(alpha: float) -> np.ndarray:
 
 
 def _mix(values: Any, share: Any, groups: int) -> Any:
-    """Mix each value with the value at the mirrored position of its group, so that replicas exchange no data."""
+    """Mix each value with the value at the mirrored position of its group, which has the share `share`.
+
+    A group is the part of the batch on one replica, so replicas exchange no data.
+    """
     grouped = ops.reshape(values, (groups, -1, *values.shape[1:]))
     partners = ops.reshape(ops.flip(grouped, axis=1), (-1, *values.shape[1:]))
     share = ops.reshape(share, (-1, *[1] * (len(values.shape) - 1)))

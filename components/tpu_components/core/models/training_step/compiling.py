@@ -169,7 +169,10 @@ def _warmed_up(schedule: Any, steps: int) -> Any:
 
 
 def own_optimizer(model: Any, params: TrainParams) -> Any:
-    """Return the optimizer that a model is compiled with, or None if there is none or the configuration replaces it."""
+    """Return the optimizer that a model is compiled with, or None if training does not use it.
+
+    Training uses it unless the configuration changes a setting of the optimizer or of the learning rate.
+    """
     return None if params.of_optimizer else brought_by(model).optimizer
 
 
@@ -594,7 +597,7 @@ def class_of(kind: str, name: str) -> Any:
 
 
 def offered_names(kind: str) -> tuple[str, ...]:
-    """Return the names to list in messages for a kind of `keras_classes`. The names of this project come first."""
+    """Return the names that messages list for a kind of Keras class, beginning with names such as `auto`."""
     classes = (keras_class.__name__ for keras_class in keras_classes(kind).values())
     return (
         *_OWN_NAMES.get(kind, ()),

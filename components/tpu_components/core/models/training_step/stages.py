@@ -99,7 +99,7 @@ class Freezer:
 def freeze_least(model: Any, params: TrainParams) -> PlannedStage:
     """Freeze layers as in the stage with the most trainable parameters. Return this stage.
 
-    If several stages have the same number, the last one is used. The names of frozen layers are checked for all stages.
+    If several stages have the maximum, the last one is used. The names of frozen layers are checked for all stages.
 
     Raises:
         InputError: If a name matches no layer, or no trainable parameter is left in a stage.

@@ -33,7 +33,7 @@ def extend_step(
         model: Compiled model.
         params: Augmentations to apply, and `ema_decay`.
         num_replicas: Number of replicas that share a batch.
-        has_margin: Whether images have a margin around the model's input.
+        has_margin: Whether images are larger than the model's input, as a margin for random crops.
         class_weights: Weight of each class, by which the sample weights of its examples are multiplied. Empty for
             weights of 1. As in Keras, an example of mixup has the weight of the class with the larger share.
 

@@ -45,8 +45,8 @@ def complete(asked: Mapping[str, str], reads: Mapping[str, str]) -> dict[str, st
         reads: Paths that the workers read from, by description. An empty path is ignored.
 
     Raises:
-        InputError: If Beam is not installed, an option is unknown, or an option that a runner on other machines needs
-            is missing.
+        InputError: If Beam is not installed, an option is unknown, or, for Dataflow, a required option is missing or a
+            path is not on gs://.
     """
     try:
         import apache_beam  # noqa: F401
