@@ -82,6 +82,18 @@ def test_what_differs_is_named(tmp_path):
     assert differences(a, {}) == ["figures.json"]
 
 
+def test_the_measurements_of_a_receipt_are_not_compared(tmp_path):
+    receipt = {"program": "a", "steps": 78, "step_ms": {"p50": 2.6}, "waiting": 0.1, "price": {"usd": 1.0}}
+    measured = receipt | {"steps": 70, "step_ms": {"p50": 9.1}, "waiting": None, "price": None}
+    left = []
+    for name, content in (("a", receipt), ("b", measured), ("c", receipt | {"program": "c"})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "receipt.json").write_text(json.dumps(content))
+        left.append(outcome(tmp_path / name))
+    assert differences(left[1], left[0]) == []
+    assert differences(left[2], left[0]) == ["receipt.json"]
+
+
 def test_what_is_left_half_written_is_found(tmp_path):
     (tmp_path / "registry" / "digits" / "versions" / ".0002.x.tmp").mkdir(parents=True)
     assert leftovers(tmp_path) == ["registry/digits/versions/.0002.x.tmp"]
