@@ -50,8 +50,10 @@ class DatasetPlan:
     def redivided(self, examples: np.ndarray, splits: np.ndarray) -> "DatasetPlan":
         """Return a plan with the same listing and other splits.
 
+        Examples that are not given are in no split.
+
         Args:
-            examples: Indices of the examples, int[…].
+            examples: Indices of the given examples in the listing, int[…].
             splits: Split of each of these examples, int8[…]: an index into `SPLITS`, or LEFT_OUT.
         """
         rank = np.empty_like(self.whole)

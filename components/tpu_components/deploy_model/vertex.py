@@ -444,7 +444,7 @@ class VertexTarget:
         except (InputError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, InputError) and _NO_TRAFFIC in str(error):
                 return None
-            raise RuntimeError(f"{endpoint} does not respond like the serving image: {error!r}") from error
+            raise RuntimeError(f"the response of {endpoint} is not in the serving image's format: {error!r}") from error
 
     def _patient(self, seconds: float) -> Backoff:
         """Return the registry's retry policy, limited to a number of seconds."""

@@ -148,9 +148,11 @@ def _is_no_worse(difference: Difference, allowed: float, confidence: float, sure
 
 
 def _check_slices(params: EvaluateParams, slices: Sequence[SliceMetric]) -> list[Rule]:
-    """Return failed rules for the slices that are significantly below the minimum or worse than the champion's.
+    """Judge the slices by `slice_minimum`, and by the champion's slices.
 
-    If there is no such slice, return passed rules.
+    Return a failed rule for each slice that is significantly below the minimum, and for each slice that is
+    significantly worse than the champion's. Of many failed slices, the last are counted in one rule. A check that no
+    slice fails gives one passed rule.
     """
     sure = f"with {level(params.confidence)} confidence in all {len(slices):,} slices"
     rules = []

@@ -66,7 +66,7 @@ class Predictions:
     def select(self, rows: np.ndarray) -> Self:
         """Return the predictions for the examples at given indices.
 
-        `saved` is empty, because the file has the predictions for all examples.
+        The field `saved` is empty in the result, because the file that it names has the predictions for all examples.
         """
         return dataclasses.replace(
             self,

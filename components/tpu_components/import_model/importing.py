@@ -313,7 +313,8 @@ class _SavedModelFolder(_Imported):
         if params.signature not in signatures:
             raise InputError(
                 f"The SavedModel {path} has no signature {params.signature!r}: expected one of "
-                f"{quoted(sorted(signatures)) or 'none'}. Set signature to the signature that predicts images."
+                f"{quoted(sorted(signatures)) or 'none'}. Set signature to the name of the one "
+                "that takes images and returns predictions."
             )
         signature = signatures[params.signature]
         shape = self._image_shape

@@ -489,7 +489,7 @@ def describe_time(time: Mapping[str, float]) -> str:
     """Format the shares of the training time for the log.
 
     Args:
-        time: Seconds by what the host waited for, from `TrainResult.time`.
+        time: Seconds that the host spent on each activity, such as `compute` or `input`, from `TrainResult.time`.
 
     Example:
         >>> describe_time({"compute": 9.0, "input": 0.5, "checkpoint": 0.0, "host": 0.5})

@@ -87,7 +87,9 @@ def _models(workspace: Path) -> list[str]:
 
 
 def name_on_vertex(name: str) -> str:
-    """Return the model name with which a version on Vertex AI is signed, or an empty string for other names.
+    """Return the model name with which a version is signed if `name` is a resource name of Vertex AI.
+
+    Return an empty string for any other `name`.
 
     Example:
         >>> name_on_vertex("projects/my-project/locations/us-west1/models/digits@champion")

@@ -53,7 +53,7 @@ class LocalRun:
 
 
 def resolve(config: Config, workspace: Path, listing: Listing | None = None) -> LocalRun:
-    """Check the requirements of a run on this machine, and decide everything before its first step.
+    """Check that a run can take place on this machine, and determine its data, images, fingerprints and folders.
 
     Args:
         config: Configuration to run.

@@ -47,7 +47,7 @@ def _of_version(origin: Origin) -> NamedFootprint:
     if not kept:
         raise InputError(
             f"Cannot compare with {name}: this version has no preflight result, because its run had no preflight or "
-            "an older release made it. Compare with a preflight.json, for example of the previous commit."
+            "was made with an earlier release. Compare with a preflight.json, for example of the previous commit."
         )
     try:
         return NamedFootprint(name, Footprint.read(kept))

@@ -408,7 +408,7 @@ WRONG = {"probabilities": {"a": 0.4, "b": 0.6}}
         ([WRONG], r"0\.4 is not 0\.9"),
         ([None, WRONG], r"0\.4 is not 0\.9"),
         ([{"probabilities": {"a": "NaN", "b": 0.6}}], r"nan is not 0\.9"),
-        ([{"probabilities": {"cat": 0.9, "b": 0.1}}], "does not respond like the serving image: KeyError"),
+        ([{"probabilities": {"cat": 0.9, "b": 0.1}}], "is not in the serving image's format: KeyError"),
         (
             [None, ValueError("no such file")],
             "Vertex AI failed to deploy model: Model server never became ready: no such file",

@@ -225,7 +225,7 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
             raise TypeError("class_counts must have a number for each class, in every split")
         num_targets = len(manifest.class_names) if manifest.task == REGRESSION else 0
         if any(len(split.targets) != num_targets for split in splits):
-            raise TypeError("targets must have the statistics of each target of a regression, in every split")
+            raise TypeError("targets must contain the statistics of every regression target, in every split")
         return manifest
 
     @property

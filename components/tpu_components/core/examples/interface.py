@@ -364,9 +364,8 @@ class Regression(Task):
 def next_character_loss(targets: Any, outputs: Any) -> Any:
     """Return the loss of each passage, float32[batch].
 
-    It is the sum of the cross-entropies of targets that are not padding, divided by the passage length.
-
-    The division by the length, not by the number of targets, gives every character the same weight in all batches.
+    The loss is the sum of the cross-entropies of all targets that are not padding, divided by the length of a passage
+    including its padding. This length is the same for all passages, so every character has the same weight.
     """
     each = keras.ops.sparse_categorical_crossentropy(targets, outputs)
     counts = keras.ops.cast(keras.ops.not_equal(targets, PADDING), each.dtype)

@@ -177,7 +177,7 @@ def _told(environment: Mapping[str, str], expected: int) -> Iterator[tuple[list[
             yield [member for _, members in pools for member in members], before + int(task["index"]), "CLUSTER_SPEC"
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
-                "Cannot find the hosts of this training run: CLUSTER_SPEC does not have Vertex AI's format "
+                "Cannot find the hosts of this training run: the variable CLUSTER_SPEC is not in Vertex AI's format "
                 f"({describe(error)}). Received: {spec[:200]!r}."
             ) from error
     if expected > 1 and "TPU_SKIP_MDS_QUERY" not in environment:

@@ -1,6 +1,6 @@
 """Records of test sets, and of the gate's decisions on each test set.
 
-All decisions on a test set share one family-wise error rate; see `spend`.
+The decisions on a test set are numbered, and share one family-wise error rate; see `spend`.
 
     REGISTRY/MODEL/tests/TEST_SET/examples.npy   IDs of all examples that the test set has had, ID_TYPE[…]
     REGISTRY/MODEL/tests/TEST_SET/DIGEST.json    decision on the model with this digest

@@ -260,7 +260,11 @@ class Registry(Protocol):
         """Return the version that a model must beat to get an alias, or None if there is none."""
 
     def check_not_rolled_back(self, number: str, alias: str) -> None:
-        """Check that no rollback took an alias from a version, or from another version of the same model."""
+        """Check that no rollback took the alias from this version, or from another version with the same model digest.
+
+        Raises:
+            InputError: If a rollback took the alias.
+        """
 
     def promote(self, number: str, alias: str, reason: str, champion: str | None = None) -> Move:
         """Move an alias to a version that has passed the gate. If the version has the alias already, do nothing."""

@@ -127,8 +127,8 @@ class Receipt(JsonFile, name=RECEIPT_FILE, what="a receipt of a training run", s
     Attributes:
         version: Version of the file format.
         program: Digest of the program; see `step_digest`. Preflight of the same step has the same digest.
-        machine: Short name of the machine, such as `v5e-8`, if the run took place on the predicted machine. Otherwise
-            `cpu`, or empty if unknown.
+        machine: Short name of the machine, such as `v5e-8`, if the run took place on the predicted machine; `cpu` for
+            a run on CPUs; empty if unknown.
         device: JAX's name of the devices, such as `TPU v5 lite`, or empty if unknown.
         devices: Number of JAX devices, or of replicas.
         hosts: Number of hosts.
@@ -136,7 +136,7 @@ class Receipt(JsonFile, name=RECEIPT_FILE, what="a receipt of a training run", s
         all_steps: Number of steps of the run.
         step_ms: Quantiles of the time of a step, or None if no step was measured. If several steps were timed together,
             their mean stands for each of them.
-        waiting: Share of the time of the epochs in which the host waited for input, or None if it was not measured.
+        waiting: Share of the epochs' time that the host spent waiting for input, or None if it was not measured.
         peak_bytes: Peak memory use of a device, or None if the device does not report it.
         start_up_seconds: Seconds from the start of a session to the end of its first step, summed over all sessions.
         seconds: Seconds from the start to the end of a session, summed over all sessions.

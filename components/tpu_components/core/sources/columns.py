@@ -190,7 +190,7 @@ def pick(column: Sequence[Any], places: np.ndarray) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """Sizes and versions of files. Each file takes 12 bytes, or 16 if a file has 4 GiB or more.
+    """Sizes and versions of files, in 12 bytes of memory per file, or in 16 if any file has 4 GiB or more.
 
     Attributes:
         sizes: uint32[count] or int64[count], in bytes.

@@ -38,8 +38,8 @@ def list_npz(location: str, params: WriteParams, labelled: bool) -> Listing:
         if split is None or partner not in data or (split in arrays and name[0] == "x"):
             raise InputError(
                 f"Cannot use {name!r} in {location}: expected one pair for each split, such as x_train and y_train, "
-                f"x_validation and y_validation, x_test and y_test. Received: {sorted(named)}. Rename or remove some "
-                "of them."
+                f"x_validation and y_validation, x_test and y_test. Received: {sorted(named)}. Rename or remove the "
+                "arrays that are in no such pair."
             )
         if name[0] == "x":
             arrays[split] = data[name], data[partner]

@@ -167,7 +167,7 @@ def _stored_records(
     """
     if splits is None:
         raise InputError(
-            f"The files in {location} belong to no split, and records that are used in place cannot be split: "
+            f"The files in {location} belong to no split, and records that are used in place cannot be divided: "
             f"{quoted([file.name for file in files])}. Name the files of each split, as in data.split_files="
             '{"train": "train*", "test": "test*"}, or {"test": "*"} to evaluate only. Or set data.rewrite to true.'
         )

@@ -71,7 +71,7 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any, seconds: flo
             raise RuntimeError(f"the call did not finish within {seconds:g} s") from error
         except BrokenExecutor as error:
             code = str(error).partition("exit codes of the workers are ")[2].partition("\n")[0]
-            raise RuntimeError(f"the process of the call ended without a result, with {code or error}") from error
+            raise RuntimeError(f"the worker process ended without a result, with {code or error}") from error
         finally:
             pool.shutdown(kill_workers=True)
 

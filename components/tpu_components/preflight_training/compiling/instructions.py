@@ -89,7 +89,7 @@ class Instruction:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all arrays, without the padding of their layouts."""
+        """Bytes of the arrays that the instruction returns, without the padding of their layouts."""
         return sum(array.num_bytes for array in self.arrays)
 
     def attribute(self, pattern: str) -> str:

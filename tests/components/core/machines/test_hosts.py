@@ -84,8 +84,8 @@ def test_hosts_are_those_that_the_environment_tells_of(environment, expected):
             r"this host among the 4 hosts of the machine.* TPU_WORKER_ID; .2. CLUSTER_SPEC with 4 members; .3. worker"
             r".*Received: CLUSTER_SPEC: .*x:1.*\. Start .* --hosts INDEX/4@ADDRESS, .* or set TPU_PIPELINES_HOST",
         ),
-        ({"CLUSTER_SPEC": "{"}, "CLUSTER_SPEC does not have Vertex AI's format"),
-        ({"CLUSTER_SPEC": "[]"}, "CLUSTER_SPEC does not have Vertex AI's format"),
+        ({"CLUSTER_SPEC": "{"}, "CLUSTER_SPEC is not in Vertex AI's format"),
+        ({"CLUSTER_SPEC": "[]"}, "CLUSTER_SPEC is not in Vertex AI's format"),
     ],
 )
 def test_an_environment_that_does_not_fit_together_is_refused_in_a_sentence(environment, words):

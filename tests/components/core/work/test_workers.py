@@ -45,7 +45,7 @@ def test_a_fresh_process_answers_or_says_why_it_does_not():
     for function, argument, message in (
         (int, "x", "ValueError: invalid literal"),
         (sys.exit, 3, "SystemExit: 3"),
-        (os._exit, 3, r"the process of the call ended without a result, with \{EXIT\(3\)\}"),
+        (os._exit, 3, r"the worker process ended without a result, with \{EXIT\(3\)\}"),
     ):
         with pytest.raises(RuntimeError, match=message):
             in_fresh_process(function, argument)
