@@ -208,9 +208,10 @@ class Copies:
 
         A set of copies stays in the test split if one of the copies is in it, otherwise in the validation split if one
         of the copies is in it, otherwise in the training split. Copies in other splits are left out (LEFT_OUT). No
-        example moves to another split. Apart from the two rules of `assign_splits`, only the hash of its own key puts
-        an example into the test split. Therefore, a test example does not become a training example when examples are
-        added or more copies are found. If the source defines splits, only examples of its training split count.
+        example moves to another split. Apart from the two rules of `assign_splits` for small classes and groups, an
+        example is in the test split only if the hash of its key says so. Therefore, a test example does not become a
+        training example when examples are added or more copies are found. If the source defines splits, only examples
+        of the source's training split are considered.
 
         Returns:
             int8[num_examples], like `splits`.

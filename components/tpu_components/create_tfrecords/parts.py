@@ -313,7 +313,7 @@ def check_part(part: Part, listing: Listing, indices: np.ndarray) -> None:
     try:
         odd = [name for name in METADATA if (rows := getattr(part, name)) is not None and len(rows) != len(part.kept)]
         if odd or sum(part.sizes.tolist()) != len(content):
-            raise ValueError(f"{len(content):,} bytes of records, and metadata of other records")
+            raise ValueError(f"{len(content):,} bytes of records, and metadata that describes different records")
         left[part.kept] = False
         if np.any(np.diff(part.kept) <= 0) or np.any(part.kept < 0):
             raise ValueError("examples in another order")

@@ -75,7 +75,7 @@ def import_model(
     if not isinstance(manifest.input, ImageInput):
         raise InputError(
             f"Only models of images can be imported. Received: records of {manifest.input.plural}, whose token IDs "
-            "another program's model does not know. Train a model with train_model."
+            "models of other programs do not use. Train a model with train_model."
         )
     name = params.name or model_path.name
     info = ModelInfo(name, {}, params.class_names, manifest.input, manifest.task, manifest.fingerprint, {})

@@ -105,7 +105,7 @@ def probe_folder(folder: Path) -> dict[str, str]:
         with open(file, "a") as stream:
             stream.write(", two")
         if file.read_text() != "one, two":
-            raise OSError("the appended content is missing")
+            raise OSError("the content that was just appended is missing")
 
     def rename_folder() -> None:
         (scratch / "folder").mkdir()

@@ -107,7 +107,7 @@ def _report_before(folder: Path) -> "StepReport | None":
 
 
 def _folder_of(nodeid: str, number: int) -> str:
-    """Return the name of a report's folder: the name of the test, with a number from the test's second step on."""
+    """Return the name of a report's folder: the name of the test, with `number` from its second step on."""
     name = re.sub(r"[^\w.\[\]-]+", "-", nodeid)
     return name if number == 1 else f"{name}-{number}"
 

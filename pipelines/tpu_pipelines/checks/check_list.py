@@ -62,11 +62,11 @@ def examine(
     workspace: Path = Path("runs"),
     context: str = "",
 ) -> list[Finding]:
-    """Return the findings of a configuration's checks with the requested costs.
+    """Run the checks of the requested cost classes on a configuration. Return their findings.
 
     Args:
         config: Configuration to check.
-        costs: Costs of the checks to run.
+        costs: Cost classes of the checks to run.
         platform: The platform, or None for a run on this machine.
         settings: Project, region, bucket and images. If there is no platform, only the region is used, for prices.
         workspace: Folder for runs on this machine.

@@ -253,9 +253,9 @@ class _LocalSession:
 
         If there is no such version, return the configured champion and an empty digest.
 
-        The run uses this version to its end, and deploy_model checks whether the alias has moved since then. If the
-        champion is the model of this run, return the version that it replaced, so that a repeated run has the same
-        keys.
+        The run uses this version to its end, and deploy_model checks whether the alias has moved since then. If an
+        earlier execution of this run already made its model the champion, return the version before it, so that a
+        repeated run has the same keys.
         """
         if (named := parse_reference(self._config.champion)) is None:
             return self._config.champion, ""

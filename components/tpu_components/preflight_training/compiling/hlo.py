@@ -514,7 +514,10 @@ class _Program:
                     yield from self.collectives(inner, self.computations[name], kind == "fusion")
 
     def products(self, instruction: Instruction, scope: Scope) -> Iterator[tuple[str, MatrixProduct]]:
-        """Yield (path, matrix product) for each convolution that an operation is or calls."""
+        """Yield (path, matrix product) for an operation that is a convolution, and for each convolution that it calls.
+
+        HLO expresses matrix products on a TPU as convolutions.
+        """
         if instruction.opcode == "convolution" and (product := _product(instruction, scope)):
             yield instruction.op_name, product
         for name in instruction.called("calls"):

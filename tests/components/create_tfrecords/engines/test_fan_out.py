@@ -232,8 +232,8 @@ def _one_less(arrays, fields):
     ("change", "message"),
     [
         (_other_labels, "a name, label or weight that differs"),
-        (_cut_off, "bytes of records, and metadata of other records"),
-        (_fewer_sizes, "bytes of records, and metadata of other records"),
+        (_cut_off, "bytes of records, and metadata that describes different records"),
+        (_fewer_sizes, "bytes of records, and metadata that describes different records"),
         (_other_names, "a name, label or weight that differs"),
         (_another_order, "examples in another order"),
         (_one_less, "quarantined inputs, but the task has"),
