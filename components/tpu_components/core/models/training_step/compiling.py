@@ -273,12 +273,11 @@ def _check_updates(model: Any) -> None:
         InputError: If an update by the optimizer leaves such a weight unchanged, or makes it NaN or infinite.
     """
     named = {variable.dtype: variable.path for variable in model.trainable_variables}
+    own = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # Of LossScaleOptimizer.
     for dtype in named.keys() & {"bfloat16", "float16"}:
-        config = model.optimizer.get_config()
+        config = own.get_config()
         fixed = {"learning_rate": 1.0, "gradient_accumulation_steps": None}  # The next update must change the weight.
-        optimizer = type(model.optimizer).from_config(
-            {**config, **{name: fixed[name] for name in fixed if name in config}}
-        )
+        optimizer = type(own).from_config({**config, **{name: fixed[name] for name in fixed if name in config}})
         weight = keras.Variable(np.zeros((1, 1)), dtype=dtype)
         optimizer.build([weight])
         optimizer.apply([keras.ops.ones((1, 1), dtype)])
