@@ -29,16 +29,9 @@ _TIMED = {
 # By file, what depends on how fast this machine was, or on files that do.
 _MEASURED = {
     "preflight.json": {"compile_seconds", "epoch", "cost", "feed_per_second", "summary", "advice", "timeout_seconds"},
-    "receipt.json": {
-        "steps",
-        "step_ms",
-        "waiting",
-        "peak_bytes",
-        "start_up_seconds",
-        "price",
-        "low_seconds",
-        "high_seconds",
-    },
+    # And the price of the platform.
+    "receipt.json": {"steps", "step_ms", "waiting", "peak_bytes", "start_up_seconds", "price"}
+    | {"low_seconds", "high_seconds", "usd_per_hour", "price_source"},
     "history.jsonl": {"compute_seconds", "input_seconds", "checkpoint_seconds", "host_seconds"},
     "export.json": {"bytes"},  # The SavedModel's fingerprint has a number drawn anew, of as many digits as it takes.
     "version.json": {"files", "digest"},  # Other files' times are in them; whether they agree is checked apart.
