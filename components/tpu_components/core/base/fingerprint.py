@@ -98,6 +98,8 @@ class Tracer:
         self._data_folders = data_folders
         self._module_files = functools.cache(self._find_module)
         self._references = functools.cache(self._look_up)
+        self._root = functools.cache(self._find_root)
+        self._name = functools.cache(self._find_name)
 
     def code_of(self, modules: Iterable[str | Path]) -> Code:
         """Return the files and libraries that modules depend on.
@@ -144,7 +146,7 @@ class Tracer:
         ]
         return [*modules, *(file for text in strings for file in self._named(text, path))]
 
-    def _root(self, path: Path) -> Path | None:
+    def _find_root(self, path: Path) -> Path | None:
         """Return the first root that contains a file.
 
         For this project's files, return the folder that contains the package, so that their relative paths are the same
@@ -154,7 +156,7 @@ class Tracer:
         ours = [root for root in containing if path.relative_to(root).parts[0] in OUR_PACKAGES]
         return next(iter(ours or containing), None)
 
-    def _name(self, path: Path) -> str:
+    def _find_name(self, path: Path) -> str:
         """Return a file's path relative to its root. If no root contains the file, return the path unchanged."""
         root = self._root(path)
         return (path.relative_to(root) if root else path).as_posix()
