@@ -428,7 +428,7 @@ class VertexTarget:
         return self._patient(_ROUTING_SECONDS)(ask_all)
 
     def _ask(self, endpoint: str, instance: Any, check: HealthCheck, address: str) -> tuple[str, np.ndarray] | None:
-        """Send an example. Return the ID of the deployment that predicted it, and the outputs, float64[outputs].
+        """Send an example to an endpoint. Return the ID of the deployed model that answered, and float64[outputs].
 
         Return None if no deployment has traffic yet.
         """

@@ -299,7 +299,7 @@ class _KerasFile(_Imported):
 
 
 class _SavedModelFolder(_Imported):
-    """A model in a SavedModel, which is called through one of its signatures."""
+    """A SavedModel that is called through one of its signatures."""
 
     def __init__(self, params: ImportParams, name: str, path: Path, interface: Interface, scratch: Path) -> None:
         super().__init__(params, name, interface)

@@ -58,7 +58,8 @@ def with_registry(config: Config, workspace: Path) -> Config:
 def check_run_dir(config: Config, run_dir: Path) -> None:
     """Check that a run may write to a folder.
 
-    The folder must be writable, must be empty or the folder of an earlier run, and must contain no inputs of the run.
+    The folder must be writable, and either empty or the folder of an earlier run. It must not overlap with the inputs
+    or the registry of this run.
 
     Raises:
         InputError: If the run may not write to the folder.

@@ -117,7 +117,7 @@ class Pieces(Sequence[bytes]):
 
 
 class Names(Sequence[str]):
-    """Strings as UTF-8 in one buffer. Each string takes 4 additional bytes; see `Pieces`.
+    """Strings as UTF-8 in one buffer, with 4 or 8 bytes for the end of each string; see `Pieces`.
 
     Args:
         encoded: The strings in UTF-8.

@@ -183,7 +183,7 @@ class Listing:
         )
 
     def _contents(self, examples: np.ndarray) -> Any:
-        """Return the contents of the examples with these indices, in the form of `Selection.contents`."""
+        """Return the contents of the examples with these indices. Their types are those of `Selection.contents`."""
         if self.corpus is not None and self.splits is not None:
             return [self.corpus.passage(self.splits[i], i).tobytes() for i in examples.tolist()]
         if self.spans is not None:

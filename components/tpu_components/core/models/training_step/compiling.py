@@ -273,7 +273,7 @@ def _check_updates(model: Any) -> None:
         InputError: If an update by the optimizer leaves such a weight unchanged, or makes it NaN or infinite.
     """
     named = {variable.dtype: variable.path for variable in model.trainable_variables}
-    own = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # Of LossScaleOptimizer.
+    own = _unwrapped(model.optimizer)
     for dtype in named.keys() & {"bfloat16", "float16"}:
         config = own.get_config()
         fixed = {"learning_rate": 1.0, "gradient_accumulation_steps": None}  # The next update must change the weight.
