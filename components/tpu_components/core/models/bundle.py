@@ -7,6 +7,7 @@ installed libraries or this project. A bundle's reference is its path, `ROOT/SHA
 """
 
 import atexit
+import builtins
 import contextlib
 import dataclasses
 import functools
@@ -21,6 +22,8 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
+from importlib.abc import Loader
+from importlib.machinery import FileFinder, SourceFileLoader
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
@@ -38,6 +41,7 @@ _PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")  # https://www
 _CREDENTIALS = ("service_account", "authorized_user", "external_account", "impersonated_service_account")
 _MOST_CREDENTIAL_BYTES = 1 << 20
 USER_MODULE = "user_model"  # Module name of the model's own file.
+_IMPORTING: list[dict[str, ModuleType]] = []  # The modules of the bundles whose `importing_from` blocks are running.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +166,12 @@ class Opened:
         own = Path(self.model).stem if self.model.endswith(".py") else ""
         return tuple(name.replace("/", ".") for name in names if name != own)
 
+    @functools.cached_property
+    def packages(self) -> frozenset[str]:
+        """Names of the top-level modules and packages in the bundle except the model's own file."""
+        entry = "" if self.model.endswith(".py") else self.model.partition(":")[0]
+        return frozenset(name.partition(".")[0] for name in (*self.modules, entry) if name)
+
 
 @functools.cache
 def fetch(reference: str) -> Opened:
@@ -224,37 +234,76 @@ def _scratch() -> Path:
 
 
 @contextlib.contextmanager
-def importing_from(opened: Opened) -> Iterator[None]:
+def importing_from(opened: Opened, own: dict[str, ModuleType] | None = None) -> Iterator[None]:
     """Within the block, import a bundle's modules from its folder, even if other modules have the same names.
 
-    If modules with these names were imported before the block, they are restored after it. Otherwise the bundle's
-    modules stay imported, because layers may import a module when they are called.
+    If modules with these names were imported before the block, they are restored after it. Code of the bundle that
+    imports a module later, for example when a layer is called, gets the bundle's module all the same.
+
+    Args:
+        opened: The bundle.
+        own: The modules of the bundle that have been imported, by name. The block adds to it.
     """
-    names = (*opened.modules, "" if opened.model.endswith(".py") else opened.model.partition(":")[0])
-    tops = {name.partition(".")[0] for name in names if name}
+    own = {} if own is None else own
+    if _IMPORTING and _IMPORTING[-1] is own:
+        yield
+        return
 
     def imported() -> dict[str, ModuleType]:
-        return {name: module for name, module in sys.modules.items() if name.partition(".")[0] in tops}
+        return {name: module for name, module in sys.modules.items() if name.partition(".")[0] in opened.packages}
 
     before = imported()
     for name in before:
         del sys.modules[name]
+    sys.modules.update(own)
+    folders = {path.parent for path in opened.files.values()} | {opened.folder}
+    sys.path_importer_cache.update({str(folder): _finder(folder, opened, own) for folder in folders})
     sys.path.insert(0, str(opened.folder))
     importlib.invalidate_caches()
+    _IMPORTING.append(own)
     try:
         with contextlib.chdir(opened.folder):  # A module may open files next to it.
             yield
     finally:
+        _IMPORTING.pop()
         sys.path.remove(str(opened.folder))
+        own.update(imported())
         if before:
             for name in imported():
                 del sys.modules[name]
             sys.modules.update(before)
 
 
-def import_file(path: Path) -> ModuleType:
+def _finder(folder: Path, opened: Opened, own: dict[str, ModuleType]) -> FileFinder:
+    make: Any = functools.partial(_Loader, opened, own)  # Typed as a class, but only called.
+    return FileFinder(str(folder), (make, [".py"]))
+
+
+class _Loader(SourceFileLoader):
+    """Loads a module whose import statements, also those in functions, find the modules of its own bundle."""
+
+    def __init__(self, opened: Opened, own: dict[str, ModuleType], name: str, path: str):
+        super().__init__(name, path)
+        self._opened = opened
+        self._own = own
+
+    def exec_module(self, module: ModuleType) -> None:
+        # Functions look up `__import__` in the `__builtins__` that their module had when they were defined.
+        vars(module)["__builtins__"] = vars(builtins) | {"__import__": self._import}
+        super().exec_module(module)
+
+    def _import(self, name: str, *rest: Any) -> ModuleType:
+        """Import as `builtins.__import__` does, to which statements pass globals, locals, names and a level."""
+        is_relative = any(rest[3:])
+        if not is_relative and name.partition(".")[0] not in self._opened.packages:
+            return builtins.__import__(name, *rest)
+        with importing_from(self._opened, self._own):
+            return builtins.__import__(name, *rest)
+
+
+def import_file(path: Path, loader: Loader | None = None) -> ModuleType:
     """Import a model's `.py` file, and return the module."""
-    spec = importlib.util.spec_from_file_location(USER_MODULE, path)
+    spec = importlib.util.spec_from_file_location(USER_MODULE, path, loader=loader)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -270,9 +319,10 @@ def custom_objects(opened: Opened) -> dict[str, Any]:
         InputError: If a module cannot be imported.
     """
     try:
-        with objects_of_keras_only() as registered, importing_from(opened):
+        own: dict[str, ModuleType] = {}
+        with objects_of_keras_only() as registered, importing_from(opened, own):
             if opened.model.endswith(".py"):
-                import_file(Path(opened.model))
+                import_file(Path(opened.model), _Loader(opened, own, USER_MODULE, opened.model))
             for module in opened.modules:
                 importlib.import_module(module)
             return dict(registered)

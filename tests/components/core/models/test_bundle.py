@@ -200,6 +200,51 @@ def test_a_model_with_layers_of_its_own_is_rebuilt_from_the_code_beside_it(folde
         load_trained_model(tmp_path / "second")
 
 
+_PARTS = """
+RUN = []
+
+
+def scale():
+    from .deep.constants import SCALE
+
+    return SCALE * len(RUN)
+
+
+from . import deep
+"""
+
+
+def test_layers_of_two_bundles_that_import_when_called_import_each_their_own_modules(folder, tmp_path):
+    """A champion and a challenger of one name, in one process; with a package whose modules import each other."""
+    images, expected = np.ones((1, 8, 8, 1), np.uint8), {}
+    scaling = _SCALING.replace("        return keras", "        from my_parts import scale\n\n        return keras", 1)
+    scaling = scaling.replace("* SCALE", "* scale()").replace('"factor": self.factor}', '"factor": 0.0}')
+    lazy = "        from my_parts.deep.constants import BIAS\n\n        self.factor = factor + BIAS"
+    (folder / "my_scaling.py").write_text(scaling.replace("        self.factor = factor", lazy))
+    (folder / "my_parts" / "deep").mkdir(parents=True)
+    (folder / "my_parts" / "__init__.py").write_text(_PARTS)
+    (folder / "my_parts" / "deep" / "__init__.py").write_text("import my_parts\n\nmy_parts.RUN.append(1)\n")
+    (folder / "my_model.py").write_text(_MODEL.replace("Scale(FACTOR)", "Scale(0.0)"))
+    name = str(folder / "my_model.py")
+    for version, number in (("first", 1.0), ("second", 0.125)):
+        (folder / "my_parts" / "deep" / "constants.py").write_text(f"SCALE = {number}\nBIAS = {number}\n")
+        _forget("my_scaling", "my_parts")
+        model = build_model(name, _DIGITS, {})
+        _save(model, name, tmp_path / version)
+        expected[version] = model.predict(images, verbose=0)
+    shutil.rmtree(folder)
+    _forget("my_scaling", "my_parts")
+    models = {version: load_trained_model(tmp_path / version) for version in expected}
+    for version, model in models.items():
+        np.testing.assert_allclose(model.predict(images, verbose=0), expected[version], atol=1e-6)
+        assert float(model.layers[0](images)[0, 0, 0, 0]) == {"first": 1.0, "second": 0.125**2}[version]
+
+
+def _forget(*names):
+    for module in [module for module in sys.modules if module.partition(".")[0] in names]:
+        del sys.modules[module]
+
+
 def test_a_model_of_keras_layers_carries_no_code(tmp_path):
     _save(build_model("digits_cnn", _DIGITS, {"filters": 2, "units": 2}), "digits_cnn", tmp_path / "model")
     assert not (tmp_path / "model" / "code.zip").exists()
