@@ -63,6 +63,12 @@ def test_it_names_the_setting_that_it_needs_and_those_that_only_other_platforms_
         assert f"The setting {name} (TPU_PIPELINES_{name.upper()}) is not supported on the platform toy" in done.stderr
 
 
+def test_check_says_so_if_no_setting_is_required(toy, quick_models, monkeypatch):
+    monkeypatch.setattr(Toy, "required_settings", ())
+    done = tpu_pipelines_here("check", *QUICK, "--json")
+    assert [one["said"] for one in json.loads(done.stdout) if one["about"] == "variables"] == ["none is required"]
+
+
 def test_messages_take_its_words(toy):
     done = tpu_pipelines_here("submit", *QUICK, "--set", "data.engine=beam", "--dry-run")
     assert_user_error(done, "for toy: the toy platform does not include a Beam runner")

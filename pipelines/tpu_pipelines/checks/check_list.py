@@ -35,7 +35,7 @@ from tpu_pipelines.platforms.findings import (
     errors_in,
 )
 from tpu_pipelines.platforms.machines import place_training, require_machine
-from tpu_pipelines.platforms.platform import PLATFORMS, Platform, check_settings
+from tpu_pipelines.platforms.platform import Platform, check_settings, platform_priced_as
 from tpu_pipelines.runs.prerequisites import (
     check_accelerator,
     check_data,
@@ -183,7 +183,7 @@ class ConfigChecks:
 
     def _machine(self) -> Iterator[Finding]:
         for machine in self._config.machine.candidates if self._config.machine else ():
-            platform = self._platform or PLATFORMS[machine.slice.targets[0]]
+            platform = self._platform or platform_priced_as(machine.slice.targets[0])
             price = place_training(self._config, machine, platform, self._region).paid.price
             cost = (
                 f"${price.usd_per_hour:.2f} per hour in {price.region} at {billed_by(price.target)}"
@@ -331,7 +331,7 @@ def first_checks(config: Config, platform: Platform, settings: Settings) -> list
         with mistakes.kept():
             check_settings(platform, settings)
         mistakes.raise_all()
-        return ", ".join(f"{name} {getattr(settings, name)}" for name in names)
+        return ", ".join(f"{name} {getattr(settings, name)}" for name in names) or "none is required"
 
     def data() -> str:
         local = compiling.unreadable_places(config, platform)

@@ -170,6 +170,11 @@ def default_platform() -> Platform:
     return next(iter(PLATFORMS.values()))
 
 
+def platform_priced_as(catalogue_name: str) -> Platform:
+    """Return the first platform to which the machines and prices of a name in the machine catalogue apply."""
+    return next(platform for platform in PLATFORMS.values() if platform.catalogue_name == catalogue_name)
+
+
 def capitalized(title: str) -> str:
     """Return a platform's title in the form for the beginning of a sentence.
 

@@ -14,12 +14,13 @@ from tpu_components.core.sources.kinds import source_version
 from tpu_components.core.sources.listing import Listing
 from tpu_components.create_tfrecords.planning import DatasetPlan
 from tpu_components.preflight_training.compiling import sandbox
+from tpu_components.preflight_training.params import PreflightParams
 from tpu_components.preflight_training.receipts.store import ReceiptStore
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import variable
 from tpu_pipelines.pipeline.cache_keys import data_version, fingerprints
 from tpu_pipelines.platforms.machines import place_training
-from tpu_pipelines.platforms.platform import PLATFORMS
+from tpu_pipelines.platforms.platform import platform_priced_as
 from tpu_pipelines.runs.prerequisites import check_run
 from tpu_pipelines.runs.workspace import with_registry
 
@@ -73,7 +74,7 @@ def resolve(config: Config, workspace: Path, listing: Listing | None = None) -> 
     data = check_run(registered, workspace, listing)
     version = _version_of(data.listing, workspace)
     return LocalRun(
-        config=_priced_like_a_submission(_without_missing_compiler(registered)),
+        config=dataclasses.replace(registered, preflight=_local_preflight(registered)),
         data=data,
         data_version=version,
         source_version=source_version(config.data, data.listing),
@@ -110,22 +111,18 @@ def _version_of(listing: Listing, workspace: Path) -> str:
     return data_version(listing, workspace / ".cache" / "sources")
 
 
-def _without_missing_compiler(config: Config) -> Config:
-    """Return the configuration without preflight if the TPU compiler is not installed."""
-    if config.preflight:
-        try:
-            sandbox.require_compiler([config.preflight.paid.slice])
-        except InputError as error:
-            say("preflight_training", f"skipped: {error}")
-            return dataclasses.replace(config, preflight=None)
-    return config
+def _local_preflight(config: Config) -> PreflightParams | None:
+    """Return the parameters of preflight, with the price that `submit` shows in the region of the settings.
 
-
-def _priced_like_a_submission(config: Config) -> Config:
-    """Return the configuration with the price that `submit` shows for its machine, in the region of the settings."""
+    Return None if the configuration has no preflight, or the TPU compiler is not installed.
+    """
     if config.preflight is None:
-        return config
+        return None
+    try:
+        sandbox.require_compiler([config.preflight.paid.slice])
+    except InputError as error:
+        say("preflight_training", f"skipped: {error}")
+        return None
     region = os.environ.get(variable("region"), "")  # A local run needs no other setting, so do not check the others.
     machine = config.machine or MachineSpec(CHEAPEST_MACHINE)
-    placed = place_training(config, machine, PLATFORMS[config.preflight.paid.target], region)
-    return dataclasses.replace(config, preflight=placed.config.preflight)
+    return place_training(config, machine, platform_priced_as(config.preflight.paid.target), region).config.preflight

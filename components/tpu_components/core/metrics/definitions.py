@@ -157,6 +157,7 @@ class Metric:
         direction: Whether `HIGHER` or `LOWER` is better; equal for all tasks with a metric of this name.
         estimate: Function that estimates the metric from the `ScoredExamples` of the task. It returns None if the
             metric is undefined.
+        least: Smallest possible value.
         most: Largest possible value.
         is_share: Whether reports show the metric as a percentage.
         is_headline: Whether reports show the metric at the top.
@@ -168,6 +169,7 @@ class Metric:
     label: str
     direction: int
     estimate: Callable[[Any], Estimate | None]
+    least: float = 0.0
     most: float = 1.0
     is_share: bool = False
     is_headline: bool = True
@@ -269,6 +271,7 @@ METRICS: tuple[Metric, ...] = (
         "R²",
         HIGHER,
         lambda scored: r_squared(scored.exact_targets, scored.outputs),
+        least=-math.inf,
         needs="targets with different values within the split",
     ),
     Metric(

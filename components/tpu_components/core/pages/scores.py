@@ -71,7 +71,7 @@ class Score:
             return percent(value, digits) if metric.is_share else signed(value, digits, "-")
 
         low, high = bounds or (number, number)
-        low = max(low, -math.inf if metric.name == "r2" else 0.0)
+        low = max(low, metric.least)
         high = min(high, metric.most)
         interval = f"{shown(low)} to {shown(high)}" if 0 < high - low < math.inf else ""
         score = cls(metric, label, number, shown(number), interval)

@@ -47,7 +47,6 @@ from tpu_pipelines.platforms.google_apis import (
     judge_quota,
 )
 from tpu_pipelines.platforms.images import look_at_image, repository_of
-from tpu_pipelines.platforms.vertex.resources import in_region
 
 _VERTEX_AI, _CLOUD_QUOTAS = "aiplatform.googleapis.com", "cloudquotas.googleapis.com"
 _REGISTRY, _COMPUTE = "artifactregistry.googleapis.com", "compute.googleapis.com"
@@ -104,7 +103,9 @@ class VertexChecks:
         self._config = config
         self._settings = settings
         self._apis = apis
-        self._machines = [in_region(entry, settings.region) for entry in config.machines]
+        self._machines = [
+            dataclasses.replace(entry, region=entry.region or settings.region) for entry in config.machines
+        ]
         self._deploy = config.deploy or DeployParams("", config.name)
         self._is_deployed = self._deploy.is_on_vertex
         self._serving_image = (self._deploy.serving_image or settings.images.serving) if self._is_deployed else ""

@@ -1,5 +1,6 @@
 """Vertex AI as a `Platform`."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -58,9 +59,7 @@ class Vertex:
 
     def in_region(self, machine: "MachineSpec", region: str) -> "MachineSpec":
         """Return the machine, with this region if it has none."""
-        from tpu_pipelines.platforms.vertex.resources import in_region
-
-        return in_region(machine, region)
+        return dataclasses.replace(machine, region=machine.region or region)
 
     def training_retries(self, machine: "MachineSpec") -> int:
         """Return 0, because the service restarts a custom job whose machine is lost."""

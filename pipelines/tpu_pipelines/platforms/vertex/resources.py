@@ -1,11 +1,9 @@
 """Region, memory, disk and time of a step on Vertex AI."""
 
-import dataclasses
 import itertools
 from typing import Any
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.machines.machine_spec import MachineSpec
 from tpu_components.core.sources.params import FAN_OUT
 from tpu_components.preflight_training.params import VERTEX_TASK_SECONDS
 from tpu_pipelines.config.configuration import Config
@@ -20,15 +18,6 @@ _AGENTS_SHARE = 0.1
 DISK_GIB = 100
 # A task has at most 100 artifacts: https://cloud.google.com/vertex-ai/docs/quotas#pipelines. Merging needs two more.
 _MOST_FAN_OUT_TASKS = 90
-
-
-def in_region(machine: MachineSpec, region: str) -> MachineSpec:
-    """Return the machine, with this region if it has none.
-
-    Raises:
-        InputError: If the region does not have the machine.
-    """
-    return dataclasses.replace(machine, region=machine.region or region)
 
 
 def memory_request(config: Config, step: str, need_gib: float) -> float | None:
