@@ -88,17 +88,24 @@ def _step_readme(readme: str, params: type, component: Any) -> str:
     return _with_table(readme, _ARTIFACTS, _artifacts(params, component))
 
 
-def generated() -> dict[Path, str]:
-    """The files as they should be."""
+def interfaces() -> dict[Path, str]:
+    """The components as they should be."""
+    files = {}
+    for step, params in STEPS.items():
+        component = COMPONENTS / step / "component.py"
+        files[component] = with_interface(component.read_text(), step, params)
+        if lister := _LISTERS.get(step):
+            files[component] = with_interface(files[component], lister, params)
+    return files
+
+
+def texts() -> dict[Path, str]:
+    """The schema and the READMEs as they should be, which follow from the components as they are."""
     serving = COMPONENTS / "serving" / "README.md"
     files = {serving: _with_table(serving.read_text(), _PARAMETERS, _parameters(ServeParams))}
     for step, params in STEPS.items():
         readme = COMPONENTS / step / "README.md"
         files[readme] = _step_readme(readme.read_text(), params, getattr(components, step))
-        component = COMPONENTS / step / "component.py"
-        files[component] = with_interface(component.read_text(), step, params)
-        if lister := _LISTERS.get(step):
-            files[component] = with_interface(files[component], lister, params)
     in_their_readmes = {step.section for step in STEP_TABLE.values()}
     settings = _TABLE.sub(lambda _: f"\n{as_markdown(in_their_readmes)}", README.read_text())
     files[FRONT] = with_preflight(FRONT.read_text())
@@ -136,8 +143,13 @@ def main() -> None:
     parser.add_argument("--preflight", action="store_true", help="also make the preflight report that is kept")
     if parser.parse_args().preflight:
         _make_preflight()
-    for path, content in generated().items():
-        path.write_text(content)
+    if stale := {path: text for path, text in interfaces().items() if path.read_text() != text}:
+        for path, text in stale.items():
+            path.write_text(text)
+        subprocess.run([sys.executable, "-m", "tests.evidence.generated"], check=True)  # Imports the new components.
+        return
+    for path, text in texts().items():
+        path.write_text(text)
     _make_golden_pipelines()
 
 

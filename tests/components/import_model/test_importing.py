@@ -70,7 +70,9 @@ class Answering(tf.Module):
 
 
 @pytest.mark.parametrize("file", ["own.keras", "own"])
-def test_a_foreign_model_is_evaluated_and_exported_with_its_own_answers(file, foreign, digits_records, tmp_path):
+def test_a_foreign_model_is_evaluated_and_exported_with_its_own_answers(
+    file, foreign, digits_records, tmp_path, judged_here
+):
     params = ImportParams(NAMES, pixel_range=(0, 1), outputs="logits" if file == "own" else "auto")
     result = import_model(params, digits_records, foreign / file, tmp_path / "model")
     assert (result.name, result.outputs, result.pixel_range) == (file, "logits", (0.0, 1.0))
@@ -316,7 +318,7 @@ def test_training_can_start_with_an_imported_model(foreign, digits_records, tmp_
         train_model(params, digits_records, tmp_path / "trained")
 
 
-def test_records_for_an_evaluation_need_no_training_split(foreign, tmp_path):
+def test_records_for_an_evaluation_need_no_training_split(foreign, tmp_path, judged_here):
     """A model of another program is judged on them; they cannot be trained on."""
     params = write_digits(tmp_path / "own", as_files)
     write_records(dataclasses.replace(params, split_files={"test": "*"}), tmp_path / "records")

@@ -34,6 +34,7 @@ from tpu_components.core.registry.folder import ModelRegistry
 from tpu_components.core.registry.held_out import HeldOutSet
 from tpu_components.core.registry.versions import Version
 from tpu_components.core.sources.kinds import list_examples, list_unlabelled
+from tpu_components.core.sources.source_ref import SourceRef
 from tpu_components.core.sources.tasks import load_tasks, pack_tasks
 from tpu_components.core.work.resume_state import ResumeState
 from tpu_components.create_tfrecords import WriteParams, plan_dataset
@@ -71,6 +72,8 @@ class Reader:
         repair: Makes the checksums of changed content right.
         is_json: Whether the content is JSON, of which values can be changed.
         refusals: Exceptions by which it refuses.
+    source: str = ""
+        source: Kind of the source whose files it reads.
     """
 
     file: str
@@ -145,7 +148,7 @@ def _source(
                         read_image(content, given.image_rule)
         plan_dataset(given)
 
-    return Reader(file, seeds, read, repair, is_json)
+    return Reader(file, seeds, read, repair, is_json, source=SourceRef.parse(form).kind)
 
 
 def _npz(_: Path) -> Sequence[bytes]:

@@ -16,6 +16,7 @@ from tests.evidence.fuzz.sandbox import Sandbox
 from tests.support.cli import REPOSITORY
 from tests.support.sharing import made_once
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.sources.kinds import SOURCES
 
 _BOMB_MIB = 600  # Twice the 256 MiB that a file may unpack to, and a little.
 
@@ -39,6 +40,12 @@ def test_every_reader_reads_good_files(outcomes):
     good = [outcome for (_, file), outcome in outcomes.items() if file.startswith("good")]
     assert {outcome["reader"] for outcome in good} == {*READERS}
     assert [outcome for outcome in good if outcome["kind"] != "read"] == []
+
+
+def test_files_of_every_kind_of_source_are_tried():
+    # Folders have a reader for each kind of their files, and libraries and hubs hold files of another kind.
+    others = {"images", "text", "keras", "sklearn", "huggingface"}
+    assert {reader.source for reader in READERS.values() if reader.source} == SOURCES.keys() - others
 
 
 @pytest.mark.parametrize("reader", BOMBS)

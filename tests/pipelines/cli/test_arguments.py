@@ -2,7 +2,13 @@
 
 import pytest
 
+from tpu_pipelines.cli import arguments
 from tpu_pipelines.cli.main import make_parser
+from tpu_pipelines.starting import data_overview
+
+
+def test_the_help_of_init_names_the_kinds_that_it_recognises():
+    assert tuple(data_overview.KINDS) == arguments.KINDS
 
 
 @pytest.mark.parametrize(

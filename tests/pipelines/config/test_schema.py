@@ -4,7 +4,7 @@ import jsonschema
 import pytest
 import yaml
 
-from tests.evidence.generated import generated
+from tests.evidence.generated import interfaces, texts
 from tests.support.cli import tpu_pipelines_here
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.typed_values import allowed_by
@@ -15,9 +15,10 @@ VALIDATOR = jsonschema.Draft7Validator(schema.as_json_schema())
 BASE = {"name": "x", "data": {"source": "sklearn:digits"}, "model": "digits_cnn"}
 
 
-@pytest.mark.parametrize(("path", "content"), [*generated().items()], ids=lambda value: getattr(value, "name", ""))
-def test_what_is_made_from_the_code_is_as_the_code_says(path, content):
-    assert path.read_text() == content, "Write it anew: python -m tests.evidence.generated"
+@pytest.mark.parametrize("make", [interfaces, texts])
+def test_what_is_made_from_the_code_is_as_the_code_says(make):
+    for path, content in make().items():
+        assert path.read_text() == content, f"Write {path.name} anew: python -m tests.evidence.generated"
 
 
 def test_it_is_a_schema():

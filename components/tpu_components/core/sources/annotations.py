@@ -236,8 +236,12 @@ LABEL_STUDIO, CVAT = (
     Source(
         form,
         functools.partial(_list, read, what),
+        suffixes=(suffix,),
         takes=("task", "group_column", "slice_columns", "columns"),
         is_table=True,
     )
-    for form, read, what in (("labelstudio:FILE", _label_studio, _LABEL_STUDIO), ("cvat:FILE", _cvat, _CVAT))
+    for form, suffix, read, what in (
+        ("labelstudio:FILE", ".json", _label_studio, _LABEL_STUDIO),
+        ("cvat:FILE", ".xml", _cvat, _CVAT),
+    )
 )

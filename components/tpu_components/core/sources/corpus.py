@@ -86,4 +86,4 @@ def _to_ids(text: str, known: list[str]) -> np.ndarray:
     return np.where(alphabet[places] == points, places + len(_RESERVED), UNKNOWN)
 
 
-SOURCE = Source("corpus:FILE", list_corpus, takes=("context_tokens",))
+SOURCE = Source("corpus:FILE", list_corpus, suffixes=(".txt",), takes=("context_tokens",))

@@ -523,6 +523,7 @@ def _check_groups(groups: Sequence[str], splits: Sequence[str], location: str) -
 SOURCE = Source(
     "csv:FILE",
     list_csv,
+    suffixes=(".csv", ".tsv"),
     takes=("task", "group_column", "slice_columns", "columns"),
     is_table=True,
 )

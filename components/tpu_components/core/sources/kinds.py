@@ -50,18 +50,7 @@ _ALL = (
 RECORDS = "records"  # Kind of a source of predict_batch: records that create_tfrecords wrote.
 SOURCES = {SourceRef.parse(source.form).kind: source for source in _ALL}
 _FEWEST_UNIQUE = 10  # With fewer examples, each may have a unique label in a first try.
-KIND_OF_SUFFIX = {  # Kind of source whose place is a file with this suffix, in the most usual case.
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".json": "labelstudio",
-    ".xml": "cvat",
-    ".npz": "npz",
-    ".txt": "corpus",
-    ".tar": "webdataset",
-    ".parquet": "parquet",
-    ".tfrecord": "tfrecords",
-    ".tfrecords": "tfrecords",
-}
+KIND_OF_SUFFIX = {suffix: kind for kind, source in SOURCES.items() for suffix in source.suffixes}
 _SINGLE_SLASH = re.compile(r"(gs|s3):/(?!/)")
 _NOT_FOR = {
     "images": ("vocabulary_size", "num_tokens", "tokenization", "truncate"),

@@ -290,6 +290,7 @@ class Source:
         read: Function that lists the examples. Its arguments are the place or name of the data, the parameters, and
             whether labels are needed. Without labels, the function may list more examples, such as files outside class
             folders.
+        suffixes: Suffixes of the files that have this kind if users name none, such as `.csv`.
         takes: Optional fields of WriteParams that this kind supports.
         has_class_folders: Whether each class is a folder.
         is_place: Whether the source is a path or URI, not the name of a library's data set.
@@ -299,6 +300,7 @@ class Source:
 
     form: str
     read: Callable[[Location, WriteParams, bool], Listing]
+    suffixes: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
     has_class_folders: bool = False
     is_place: bool = True

@@ -62,4 +62,4 @@ def _without_labels(data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {**images, **labels}
 
 
-SOURCE = Source("npz:FILE", list_npz, takes=("task",))
+SOURCE = Source("npz:FILE", list_npz, suffixes=(".npz",), takes=("task",))

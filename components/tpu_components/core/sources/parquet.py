@@ -369,5 +369,5 @@ def _read_columns(file: Container, names: Sequence[str]) -> tuple[int, dict[str,
     return num_rows, {name: list(_values_of(file, name)) for name in names}
 
 
-SOURCE = Source("parquet:GLOB", list_parquet, takes=("task", "columns", "split_files"))
+SOURCE = Source("parquet:GLOB", list_parquet, suffixes=(".parquet",), takes=("task", "columns", "split_files"))
 HUB = Source("huggingface:OWNER/NAME[:CONFIG]", list_hub, takes=("task", "columns"))

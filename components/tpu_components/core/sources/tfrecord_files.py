@@ -331,5 +331,6 @@ def _unreadable(file: Container, number: int, error: DamagedRecordError) -> Inpu
 SOURCE = Source(
     "tfrecords:GLOB",
     list_tfrecords,
+    suffixes=(".tfrecord", ".tfrecords"),
     takes=("task", "columns", "split_files", "rewrite"),
 )

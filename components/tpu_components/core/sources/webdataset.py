@@ -258,4 +258,4 @@ class _Group:
             yield _Example(name, span, self._label, self._kept)
 
 
-SOURCE = Source("webdataset:GLOB", list_webdataset, takes=("columns", "split_files"))
+SOURCE = Source("webdataset:GLOB", list_webdataset, suffixes=(".tar",), takes=("columns", "split_files"))
