@@ -72,7 +72,6 @@ class Reader:
         repair: Makes the checksums of changed content right.
         is_json: Whether the content is JSON, of which values can be changed.
         refusals: Exceptions by which it refuses.
-    source: str = ""
         source: Kind of the source whose files it reads.
     """
 
@@ -82,6 +81,7 @@ class Reader:
     repair: Callable[[bytes], bytes] | None = None
     is_json: bool = False
     refusals: tuple[type[Exception], ...] = (InputError,)
+    source: str = ""
 
 
 def picture(
