@@ -2,12 +2,12 @@
 
 import pytest
 
-from tests.evidence.benchmarks.submissions import PLATFORMS, submit_in_a_storm
+from tests.evidence.benchmarks.submissions import SERVERS, submit_in_a_storm
 
 
 @pytest.mark.slow  # A thousand runs at a platform that is hard to reach: minutes.
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("target", PLATFORMS)
+@pytest.mark.parametrize("target", SERVERS)
 def test_of_a_thousand_submissions_in_a_storm_none_is_lost_and_none_doubled(target, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))  # Where KFP's client keeps its settings.
     outcome = submit_in_a_storm(target, 1000)
