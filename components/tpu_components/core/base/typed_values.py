@@ -569,7 +569,7 @@ def _dataclass(raw: Mapping[str, Any], kind: type, where: str, form: _Form) -> A
     needs_all = not (form.any_version or form.is_by_hand)
     mistakes = Mistakes(is_first_enough=not form.is_by_hand)
     values = {}
-    if form.is_by_hand:
+    if form.is_by_hand and renamed_fields(kind):
         raw = with_new_names(raw, kind, where)
     removed = removed_fields(kind)
     for name in [] if form.any_version else [name for name in raw if name not in (*wanted, *constant)]:
