@@ -105,7 +105,7 @@ class ImageEncoder:
             turned = "a photo that its EXIF orientation rotates (data.apply_rotation=false accepts it unrotated)"
             received = turned if picture.was_turned else "another format or colour space"
             raise UnreadableError(
-                f"training cannot read it as it is stored: expected JPEG or PNG in grey or RGB, received {received}"
+                f"training cannot read it as it is stored: expected a greyscale or RGB JPEG or PNG, received {received}"
             )
         # If files stay encoded, only the perceptual hash shows that two files have the same pixels.
         stored = known if known and picture.pixels is content else identify(payload)

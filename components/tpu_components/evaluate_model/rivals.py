@@ -115,7 +115,10 @@ def _find_best(
 
 
 def find_held_out(params: EvaluateParams, records_dir: Path, digest: str, champion: Rival) -> HeldOutSet | None:
-    """Return the record of gate decisions on this test set in the champion's registry, or None without a registry."""
+    """Return the record of the gate's decisions on this test set, which the champion's registry keeps.
+
+    Return None if there is no registry, if the split is the training split, or if the records have no example IDs.
+    """
     if not champion.place or params.split == TRAIN:
         return None
     identities = load_identities(records_dir, params.split)

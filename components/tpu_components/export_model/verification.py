@@ -268,9 +268,9 @@ def _measure(candidate: Candidate, expected: np.ndarray, task: dict[str, Any]) -
 
 
 def _load(path: Path, work: Path, task: dict[str, Any]) -> Candidate:
-    """Load an exported format, and choose the examples on which it is compared.
+    """Load an exported format, and choose the examples on which it is compared with the trained model.
 
-    The examples are texts for a SavedModel that takes texts, and otherwise arrays of the model's inputs.
+    The examples are texts if a SavedModel takes texts, and arrays of model inputs otherwise.
     """
     inputs = np.load(work / INPUTS_FILE, mmap_mode="r")
     is_language_model = task["task"] == "language_model"

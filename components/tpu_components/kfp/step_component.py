@@ -217,7 +217,7 @@ def _check_value(name: str, value: Any, kind: Any) -> None:
     """
     if isinstance(value, PipelineTask):
         raise InputError(
-            f"expected a value as {name}, received the task {value.name!r}. Choose one of its outputs: "
+            f"expected a value for {name}, received the task {value.name!r}. Pass one of its outputs: "
             f'.outputs["{next(iter(value.outputs), "NAME")}"].'
         )
     if value is None:

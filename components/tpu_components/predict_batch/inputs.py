@@ -159,7 +159,13 @@ def _list_records(place: Location, model: ExportedModel) -> Inputs:
 
 
 class Example(NamedTuple):
-    """An example to predict: name, model input, dtype[*shape], and content that an image loses (`Picture.losses`)."""
+    """An example to predict.
+
+    Attributes:
+        name: Name of the example.
+        value: Model input, dtype[*shape].
+        losses: Content that the image loses when it is converted; see `Picture.losses`.
+    """
 
     name: str
     value: np.ndarray

@@ -219,7 +219,7 @@ class Examination:
         return list(zip(self.machines, compilations, outcomes, strict=True))
 
     def compile_all(self, compilations: Sequence[Compilation]) -> list[Outcome]:
-        """Compile programs. Return outcomes: DOES_NOT_FIT if a program and the data together exceed the memory."""
+        """Compile programs. An outcome is DOES_NOT_FIT if the program and the data together exceed device memory."""
         outcomes = self._sandbox.compile_all(compilations)
         return [self._within(*each) for each in zip(outcomes, compilations, strict=True)]
 

@@ -171,7 +171,7 @@ def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -
         outputs = model.predict(np.zeros((1, *model.input.shape), model.input.dtype))
         if outputs.shape != (1, len(model.class_names)):
             raise ValueError(
-                f"expected {len(model.class_names)} outputs, one for each name, received {outputs.shape[1:]}"
+                f"expected {len(model.class_names)} outputs, one for each class or target, received {outputs.shape[1:]}"
             )
     except InputError:  # InputError is a ValueError.
         raise

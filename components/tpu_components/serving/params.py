@@ -97,7 +97,7 @@ class ServeParams:
 
 
 def vertex_defaults(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of ServeParams that Vertex AI sets by environment variables.
+    """Return the fields of ServeParams that Vertex AI sets through environment variables.
 
     `host` is 0.0.0.0, because Vertex AI requires it.
 

@@ -72,8 +72,8 @@ def train_model(
         batch_size_per_replica: Examples per replica and step. The global batch size is this number times the number of
             replicas.
         optimizer: A Keras optimizer, such as `adam`, `adamw`, `sgd` (with Nesterov momentum 0.9), `lion` or `muon`.
-            `auto` is the optimizer that the model is compiled with, if all other settings of optimizer and learning
-            rate have their defaults. Otherwise `auto` is `adam`.
+            With `auto`, a compiled model keeps its optimizer if all other settings of optimizer and learning rate have
+            their defaults. Otherwise `auto` means `adam`.
         optimizer_parameters: Parameters of the optimizer by Keras's names, such as `beta_1`, `global_clipnorm` or
             `gradient_accumulation_steps`.
         learning_rate: Peak learning rate for one replica.
@@ -90,7 +90,8 @@ def train_model(
         initial_model: Model whose weights training starts with: `REGISTRY/MODEL@VERSION`, or a folder that train_model
             wrote, local or on gs://. In a configuration, `MODEL@VERSION` means a version in the configuration's
             registry. VERSION is a number or an alias, as in `digits@champion`. If the alias has no version yet, or this
-            parameter is empty, training starts with new weights. Layers, inputs and classes must be the same.
+            parameter is empty, training starts with randomly initialized weights. Layers, inputs and classes must be
+            the same.
         weight_decay: Decoupled weight decay per step as in AdamW, multiplied by the learning rate. Biases, parameters
             of normalisation layers and slopes of activations do not decay.
         loss: A Keras loss, such as `categorical_focal_crossentropy`. `auto` uses the function `loss` in the model's
@@ -100,7 +101,7 @@ def train_model(
         loss_parameters: Parameters of the loss by Keras's names, such as `gamma`.
         metrics: Additional metrics: Keras metrics with their parameters, such as `{"f1_score": {"average": "macro"}}`,
             or metrics that come with the model, such as `{"my_metric": {}}`. The gate may set bounds for these metrics.
-        balance_classes: Weigh every class in the loss by the inverse of its share of the training examples, so that
+        balance_classes: Weight every class in the loss by the inverse of its share of the training examples, so that
             rare classes count as much as common ones.
         class_weights: Weights of classes in the loss, by class name. Classes that are not listed have the weight 1. The
             weights are multiplied with those of `balance_classes`.
@@ -119,7 +120,7 @@ def train_model(
         callbacks: Keras callbacks with their parameters, called at the end of each epoch, such as
             `{"reduce_lr_on_plateau": {"monitor": "val_loss", "patience": 3}}`. Callbacks that the function `callbacks`
             in the model's file returns are called, too.
-        seed: Seed of initial weights, order, dropout and augmentation.
+        seed: Seed for initial weights, shuffling, dropout and augmentation.
         backend: `tensorflow`, `jax`, or `auto`: jax if a TPU or GPU is requested, otherwise tensorflow.
         accelerator: `cpu`, `gpu`, `tpu` or `auto`. On a platform, `auto` is the accelerator of the configuration's
             `machine`. Elsewhere it is a GPU if the backend sees one, otherwise the CPU, and never a TPU.
@@ -127,9 +128,9 @@ def train_model(
         precision: `float32`, `mixed_bfloat16` or `auto`, which depends on the device.
         in_memory_mib: Largest decoded size of a split to hold in RAM, in MiB. A larger split is streamed.
         shuffle_buffer: Size of the shuffle buffer of a streamed split, in examples.
-        residency: Place of the training split. `device` keeps it in device memory, which needs the jax backend. `host`
-            streams batches from the host. `auto` is `device` if the split is in RAM and fits in device memory together
-            with the model.
+        residency: Where the training split is kept. `device` keeps it in device memory, which needs the jax backend.
+            `host` streams batches from the host. `auto` is `device` if the split is in RAM and fits in device memory
+            together with the model.
         steps_per_execution: Steps per call of the compiled program, with the jax backend. 0 uses the number of steps
             that takes a quarter of a second, or 1 on a CPU.
         sharding: Placement of weights on several devices, with the jax backend. `replicated` keeps a copy on each

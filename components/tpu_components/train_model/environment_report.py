@@ -56,7 +56,7 @@ def leave_report(device: Device, folder: Path, result: Any, started: float) -> N
 
 
 def describe_environment(device: Device, folder: Path) -> dict[str, Any]:
-    """Return the user, devices, host, library versions and permissions in `folder`, as JSON values by name."""
+    """Return the user, devices, host, library versions, and the operations that `folder` permits, as JSON values."""
     import resource  # Training on a platform runs on Linux.
 
     device_files = [path for pattern in _DEVICE_FILES for path in sorted(Path("/dev").glob(pattern))]

@@ -378,7 +378,7 @@ def _check_machine(component: Any, machine: MachineSpec, platform: Platform) -> 
     if machine.slice.hosts > 1 and getattr(function, "__module__", "") != _TRAINING:
         raise InputError(
             f"{machine.name} has {machine.slice.hosts} hosts. Each would run {component.name!r} and write the same "
-            "outputs. Only train_model of this package supports several hosts. Use a machine of one host; "
+            "outputs. Only this package's train_model supports several hosts. Use a single-host machine; "
             "`tpu-pipelines machines` lists them."
         )
 

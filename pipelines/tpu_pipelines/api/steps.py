@@ -151,7 +151,9 @@ def compare_steps(
     if not all(isinstance(case, StepCase) for case in listed):
         raise InputError("Cannot compare these steps: expected tp.StepCase(step, (params, batch), machine) for each.")
     if total <= 0:
-        raise InputError(f"Cannot compare the price of total={total}: it needs a positive number of items in a step.")
+        raise InputError(
+            f"total must be positive: it is the number of items whose price is compared. Received: {total}."
+        )
     box = _sandbox(compile_timeout_seconds, compile_memory_mib, cache_dir)
     with box:
         runs = {folder: load_runs(folder) for folder in {case.receipts for case in listed}}

@@ -120,13 +120,13 @@ def require_ready(config: Config, platform: Platform, settings: Settings) -> lis
 
 
 def require_first(config: Config, platform: Platform, settings: Settings, *, needs_image: bool = True) -> None:
-    """Check that the checks in `first_checks` find no error, before a run is planned.
+    """Run the checks in `first_checks` before a run is planned.
 
     Args:
         config: Configuration to check.
         platform: The platform.
         settings: Settings of the platform.
-        needs_image: Whether a missing image alone is an error. A dry run needs no image.
+        needs_image: Whether to raise if the image is the only error. False for a dry run, which needs no image.
 
     Raises:
         InputError: If something is missing. The message lists everything that is missing, in the order in which to fix

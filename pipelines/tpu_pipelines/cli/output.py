@@ -51,7 +51,7 @@ def _paint(text: str, colour: str) -> str:
 
 
 def show_findings(findings: Sequence[Finding], as_json: bool = False, stream: Any = None) -> None:
-    """Print the findings of checks, as one line each with the remedy below, or as a JSON list."""
+    """Print the findings of checks as text, each on one line with its remedy on the next, or as a JSON list."""
     if as_json:
         show([finding.as_dict() for finding in findings], "", as_json)
         return

@@ -298,9 +298,9 @@ class Permissions:
         return _content(response, resource.host)
 
     def _read_parent(self, project: str) -> str:
-        """Return the folder or organisation of a project. It may grant roles in the project.
+        """Return the parent of a project: a folder or an organisation.
 
-        Return an empty string if the project has none.
+        Roles that are granted on the parent also apply to the project. Return an empty string if there is no parent.
         """
         return str(self._apis.get(RESOURCES, f"v3/projects/{project}").get("parent", ""))
 

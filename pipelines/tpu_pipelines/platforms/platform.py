@@ -60,7 +60,7 @@ class Platform(Protocol):
         """Arguments, settings and fields of a machine that `on_machine` does not use here, with what to do instead."""
 
     def check_settings(self, settings: Settings) -> None:
-        """Check the platform's settings. Raise InputError if some are not allowed, such as too many labels."""
+        """Check the platform's settings. Raise InputError if a setting is not allowed, for example too many labels."""
 
     def check_config(self, config: "Config") -> None:
         """Check the requested resources. Raise InputError if the platform would ignore or reject one of them."""

@@ -470,7 +470,7 @@ def as_markdown(comparison: RunComparison) -> str:
 
 
 def check_page(path: Path) -> None:
-    """Check that the page may be written.
+    """Check that the HTML page can be written to a path.
 
     Raises:
         InputError: If the path does not end in .html, or the file cannot be written.

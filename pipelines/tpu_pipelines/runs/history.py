@@ -173,7 +173,7 @@ def _numbers(directory: Path) -> list[str]:
 
 
 def runs_of(run_dir: Path) -> Iterator[tuple[str, Path]]:
-    """Yield number and folder of every run with the name of the run in `run_dir`, from the first to the latest."""
+    """Yield the number and folder of every run that has the same name as `run_dir`, from the first to the latest."""
     directory = history_dir(run_dir)
     yield from ((number, directory / number) for number in _numbers(directory))
     yield LATEST, run_dir

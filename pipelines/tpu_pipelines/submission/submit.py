@@ -141,10 +141,10 @@ def plan_submission(config: Config, platform: Platform, settings: Settings) -> R
 
 
 def without_cache(plan: RunPlan) -> RunPlan:
-    """Return the plan changed so that every step runs, without the platform's cache and without earlier checkpoints.
+    """Return a copy of the plan in which every step runs, without the platform's cache and earlier checkpoints.
 
-    The run writes its checkpoints to a new folder, whose name contains the current time. A job that restarts, or a job
-    on the next machine, continues from these checkpoints.
+    The run writes its checkpoints to a new folder, whose name contains the current time. A job that restarts continues
+    from these checkpoints, and so does a job on a fallback machine.
     """
     jobs = []
     anew = f"{plan.checkpoints}/{now():%Y%m%dT%H%M%S%f}"

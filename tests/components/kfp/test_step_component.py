@@ -280,7 +280,7 @@ def test_the_pipeline_may_determine_a_whole_mapping_or_list():
 
 
 def test_a_task_is_not_one_of_its_outputs():
-    with pytest.raises(InputError, match=r"received the task 'importer'. Choose one of its outputs: .outputs"):
+    with pytest.raises(InputError, match=r"received the task 'importer'. Pass one of its outputs: .outputs"):
 
         @dsl.pipeline
         def pipeline():

@@ -253,9 +253,9 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
             if MANIFEST_FILE in names or not any(".tfrec" in name for name in names):
                 raise
             raise InputError(
-                f"Cannot use {directory}: it has TFRecord files of another program, and no {MANIFEST_FILE}. Run "
-                f"create_tfrecords with source=tfrecords:{directory} and rewrite=false to check and describe these "
-                "files, and use the output folder of create_tfrecords instead."
+                f"Cannot use {directory}: it contains TFRecord files from another program, but no {MANIFEST_FILE}. To "
+                f"check and describe these files, run create_tfrecords with source=tfrecords:{directory} and "
+                "rewrite=false, and use its output folder instead."
             ) from error
         manifest.check_shards(Path(directory), verify)
         return manifest

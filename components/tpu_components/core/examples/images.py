@@ -405,9 +405,9 @@ def is_lossless(content: bytes, loaded: Any) -> bool:
 
 
 def _is_lossless_webp(content: bytes) -> bool:
-    """Return whether the pixels of a WebP file are lossless. Return False for animations.
+    """Return whether a WebP file is compressed losslessly. Return False for animations.
 
-    The first chunk with pixels shows whether the file is lossless. A colour profile or EXIF metadata may precede this
+    The first chunk with pixel data shows which compression is used. A colour profile or EXIF metadata may precede this
     chunk: https://developers.google.com/speed/webp/docs/riff_container.
     """
     at = _WEBP_CHUNKS

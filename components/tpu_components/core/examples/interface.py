@@ -121,7 +121,7 @@ def as_fields(inputs: Any) -> dict[str, Any]:
 
 
 class _Tokens:
-    """Base of inputs that consist of token IDs: int32[num_tokens], with IDs below `vocabulary_size`."""
+    """Base class of inputs that consist of token IDs: int32[num_tokens], with IDs below `vocabulary_size`."""
 
     num_tokens: int
     vocabulary_size: int
@@ -229,12 +229,12 @@ class Task:
         name: Name in the manifest.
         stored_dtype: Dtype of a target in a tf.train.Example.
         target_dtype: Dtype of a target for the loss.
-        loss: Loss of training: Keras's name, or a function of targets and outputs.
-        metric: Metric that training shows besides the loss: Keras's name, or `bits_per_character`.
+        loss: Training loss: a Keras name, or a function of targets and outputs.
+        metric: Metric that training reports besides the loss: a Keras name, or `bits_per_character`.
         judged: Metric that the gate compares by default.
-        answer: Name of a model's output in predictions.
-        size_fact: Argument of `build_model` with the size of the output.
-        activation: Activation of the last layer, by Keras's name.
+        answer: Name of the model's output in predictions.
+        size_fact: Name of the `build_model` argument that receives the size of the output.
+        activation: Keras name of the last layer's activation.
     """
 
     name: str

@@ -422,7 +422,7 @@ def load_vocabulary(directory: Path, inputs: TextInput) -> tuple[bytes, ...]:
     if (received := hashlib.sha256(content).hexdigest()) != inputs.vocabulary_sha256:
         raise InputError(
             f"The vocabulary {path} has changed: expected SHA-256 {inputs.vocabulary_sha256[:16]}…, received "
-            f"{received[:16]}…. Restore the file, or create the records and everything after them again."
+            f"{received[:16]}…. Restore the file, or create the records again and rerun all later steps."
         )
     return tuple(content[:-1].split(b"\n")[len(_RESERVED) :])
 

@@ -412,7 +412,7 @@ def _hub_is_out(error: BaseException) -> bool:
 def _http_error() -> type[Exception]:
     """Return the exception class of huggingface_hub's HTTP client.
 
-    The client is httpx2 since huggingface_hub 2.3, and httpx in earlier versions.
+    The client has been httpx2 since huggingface_hub 2.3. Earlier versions use httpx.
     """
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -27,7 +27,7 @@ def decode(content: bytes | str, constant: Callable[[str], Any] | None = None) -
 
     Raises:
         ValueError: If the content is not valid JSON, is nested more than 100 levels deep, so that recursive functions
-            would fail, or contains half of a surrogate pair, which UTF-8 cannot encode.
+            would fail, or contains a lone surrogate, which UTF-8 cannot encode.
     """
     text = content if isinstance(content, str) else content.decode("utf-8-sig")
     try:

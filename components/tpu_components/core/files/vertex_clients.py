@@ -169,7 +169,7 @@ def google_errors(service: str, doing: str, where: str, advice: str, hint: str =
     try:
         yield
     except (exceptions.TooManyRequests, exceptions.ServerError) as error:
-        raise OutageError(f"{service} cannot {doing} now: {error.code} {said(error)}") from error
+        raise OutageError(f"{service} cannot {doing} at the moment: {error.code} {said(error)}") from error
     except (requests.ConnectionError, requests.Timeout, *broken, auth.TransportError) as error:
         raise OutageError(f"Cannot reach {service} to {doing}: {error}") from error
     except exceptions.NotFound as error:
@@ -186,7 +186,7 @@ def google_errors(service: str, doing: str, where: str, advice: str, hint: str =
         raise InputError(f"{refused}: {said(error)} {advice}") from error
     except exceptions.GoogleAPICallError as error:
         if _CHANGING in str(error.message):
-            raise OutageError(f"{service} cannot {doing} now: {said(error)}") from error
+            raise OutageError(f"{service} cannot {doing} at the moment: {said(error)}") from error
         if _ACT_AS in str(error):
             hint = " Give this account the role roles/iam.serviceAccountUser on that service account."
         raise InputError(f"{refused}: {said(error)}{hint}") from error

@@ -20,9 +20,9 @@ import re
 import shutil
 import sys
 import tempfile
+import threading
 import zipfile
-from collections.abc import Iterator, Mapping
-from importlib.abc import Loader
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import FileFinder, SourceFileLoader
 from pathlib import Path, PurePosixPath
 from types import ModuleType
@@ -41,7 +41,10 @@ _PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")  # https://www
 _CREDENTIALS = ("service_account", "authorized_user", "external_account", "impersonated_service_account")
 _MOST_CREDENTIAL_BYTES = 1 << 20
 USER_MODULE = "user_model"  # Module name of the model's own file.
-_IMPORTING: list[dict[str, ModuleType]] = []  # The modules of the bundles whose `importing_from` blocks are running.
+
+# The bundles whose `importing_from` blocks are running, with their modules that have been imported.
+_IMPORTING: list[tuple["Opened", dict[str, ModuleType]]] = []
+_LOCK = threading.RLock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,44 +237,48 @@ def _scratch() -> Path:
 
 
 @contextlib.contextmanager
-def importing_from(opened: Opened, own: dict[str, ModuleType] | None = None) -> Iterator[None]:
+def importing_from(opened: Opened) -> Iterator[None]:
     """Within the block, import a bundle's modules from its folder, even if other modules have the same names.
 
-    If modules with these names were imported before the block, they are restored after it. Code of the bundle that
-    imports a module later, for example when a layer is called, gets the bundle's module all the same.
-
-    Args:
-        opened: The bundle.
-        own: The modules of the bundle that have been imported, by name. The block adds to it.
+    If modules with these names were imported before the block, they are restored after it. Otherwise the bundle's
+    modules stay imported. The import statements of a bundle's modules find the modules of the same bundle also after
+    the block, for example when a layer is called.
     """
-    own = {} if own is None else own
-    if _IMPORTING and _IMPORTING[-1] is own:
+    with _importing(opened, {}):
         yield
-        return
+
+
+@contextlib.contextmanager
+def _importing(opened: Opened, own: dict[str, ModuleType]) -> Iterator[None]:
+    """See `importing_from`. `own` are the bundle's modules that have been imported, by name; the block adds to them."""
 
     def imported() -> dict[str, ModuleType]:
-        return {name: module for name, module in sys.modules.items() if name.partition(".")[0] in opened.packages}
+        modules = sys.modules.copy()  # Another thread may be importing.
+        return {name: module for name, module in modules.items() if name.partition(".")[0] in opened.packages}
 
-    before = imported()
-    for name in before:
-        del sys.modules[name]
-    sys.modules.update(own)
-    folders = {path.parent for path in opened.files.values()} | {opened.folder}
-    sys.path_importer_cache.update({str(folder): _finder(folder, opened, own) for folder in folders})
-    sys.path.insert(0, str(opened.folder))
-    importlib.invalidate_caches()
-    _IMPORTING.append(own)
-    try:
-        with contextlib.chdir(opened.folder):  # A module may open files next to it.
-            yield
-    finally:
-        _IMPORTING.pop()
-        sys.path.remove(str(opened.folder))
-        own.update(imported())
-        if before:
-            for name in imported():
+    with _LOCK:
+        before = imported()
+        try:
+            for name in before:
                 del sys.modules[name]
-            sys.modules.update(before)
+            sys.modules.update(own)
+            for folder in {opened.folder, *(path.parent for path in opened.files.values())}:
+                sys.path_importer_cache[str(folder)] = _finder(folder, opened, own)
+            sys.path.insert(0, str(opened.folder))
+            importlib.invalidate_caches()
+            _IMPORTING.append((opened, own))
+            try:
+                with contextlib.chdir(opened.folder):  # A module may open files next to it.
+                    yield
+            finally:
+                _IMPORTING.pop()
+                sys.path.remove(str(opened.folder))
+        finally:
+            own.update(imported())
+            if before:
+                for name in imported():
+                    del sys.modules[name]
+                sys.modules.update(before)
 
 
 def _finder(folder: Path, opened: Opened, own: dict[str, ModuleType]) -> FileFinder:
@@ -280,7 +287,7 @@ def _finder(folder: Path, opened: Opened, own: dict[str, ModuleType]) -> FileFin
 
 
 class _Loader(SourceFileLoader):
-    """Loads a module whose import statements, also those in functions, find the modules of its own bundle."""
+    """Loads a module of a bundle, whose import statements, also those in functions, find the bundle's modules."""
 
     def __init__(self, opened: Opened, own: dict[str, ModuleType], name: str, path: str):
         super().__init__(name, path)
@@ -292,17 +299,31 @@ class _Loader(SourceFileLoader):
         vars(module)["__builtins__"] = vars(builtins) | {"__import__": self._import}
         super().exec_module(module)
 
-    def _import(self, name: str, *rest: Any) -> ModuleType:
-        """Import as `builtins.__import__` does, to which statements pass globals, locals, names and a level."""
-        is_relative = any(rest[3:])
-        if not is_relative and name.partition(".")[0] not in self._opened.packages:
-            return builtins.__import__(name, *rest)
-        with importing_from(self._opened, self._own):
-            return builtins.__import__(name, *rest)
+    def _import(
+        self,
+        name: str,
+        globals: Mapping[str, Any] | None = None,  # The names of builtins.__import__, which may be keywords.
+        locals: Mapping[str, Any] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        """Import as `builtins.__import__` does."""
+        whole = importlib.util.resolve_name("." * level + name, (globals or {}).get("__package__")) if level else name
+        top = whole.partition(".")[0]
+        is_running = any(own is self._own for _, own in _IMPORTING[-1:])
+        if is_running or top not in self._opened.packages:
+            return builtins.__import__(name, globals, locals, fromlist or (), level)
+        module = self._own.get(whole)
+        if module and all(item == "*" or hasattr(module, item) for item in fromlist or ()):
+            return module if fromlist else self._own[top]
+        with _importing(self._opened, self._own):
+            return builtins.__import__(name, globals, locals, fromlist or (), level)
 
 
-def import_file(path: Path, loader: Loader | None = None) -> ModuleType:
+def import_file(path: Path) -> ModuleType:
     """Import a model's `.py` file, and return the module."""
+    opened, own = _IMPORTING[-1] if _IMPORTING else (None, {})
+    loader = _Loader(opened, own, USER_MODULE, str(path)) if opened and path.is_relative_to(opened.folder) else None
     spec = importlib.util.spec_from_file_location(USER_MODULE, path, loader=loader)
     assert spec is not None
     assert spec.loader is not None
@@ -319,10 +340,9 @@ def custom_objects(opened: Opened) -> dict[str, Any]:
         InputError: If a module cannot be imported.
     """
     try:
-        own: dict[str, ModuleType] = {}
-        with objects_of_keras_only() as registered, importing_from(opened, own):
+        with objects_of_keras_only() as registered, importing_from(opened):
             if opened.model.endswith(".py"):
-                import_file(Path(opened.model), _Loader(opened, own, USER_MODULE, opened.model))
+                import_file(Path(opened.model))
             for module in opened.modules:
                 importlib.import_module(module)
             return dict(registered)

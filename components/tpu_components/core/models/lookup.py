@@ -30,6 +30,7 @@ from tpu_components.core.examples.interface import (
     TextInput,
 )
 from tpu_components.core.files import storage
+from tpu_components.core.models import bundle
 from tpu_components.core.models.bundle import Bundle, fetch, import_file, importing_from, is_reference, pack
 from tpu_components.core.models.ready import REGISTRY
 
@@ -83,7 +84,7 @@ def brought_by(model: Any) -> Brought:
 
 
 def has_added_class(model: Any) -> bool:
-    """Return whether `build_model` added the probability of the first class to a user's model with one output."""
+    """Return whether `build_model` extended a user's single-output model with the probability of the first class."""
     last = model.outputs[0]._keras_history.operation  # A layer of the user may have this name, too.
     return last.name == BOTH_CLASSES_LAYER and type(last).__name__ == "Concatenate"
 
@@ -298,7 +299,8 @@ def _place_of(error: Exception) -> str:
     Return an empty string if the traceback contains no user code.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not is_installed(Path(frame.filename)) and frame.filename != __file__]
+    others = (__file__, bundle.__file__)
+    own = [frame for frame in frames if not is_installed(Path(frame.filename)) and frame.filename not in others]
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 

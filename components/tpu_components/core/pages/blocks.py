@@ -107,7 +107,7 @@ class Fields:
         return [(name, value) for name, value in self.pairs if value]
 
     def lines(self, width: int) -> list[str]:
-        """Return the names and values for a terminal, aligned."""
+        """Return aligned lines with the names and values, for a terminal that is `width` columns wide."""
         indent = max((len(name) for name, _ in self.pairs), default=0) + 2
         return [line for name, value in self.known for line in _wrap(value, f"{name:<{indent}}", " " * indent, width)]
 

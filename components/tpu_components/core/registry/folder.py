@@ -220,11 +220,12 @@ class ModelRegistry:
             return self._move(alias, version, GATE, reason)
 
     def check_not_rolled_back(self, number: str, alias: str) -> None:
-        """Check that no rollback took an alias from a version, or from another version of the same model.
+        """Check that no rollback took an alias from a version or from its model.
 
-        Two exports of one trained model, for example with two releases of LiteRT, are two versions. A rollback from one
-        of them to the other excludes only the version that was rolled back, not all versions of the model. A manual
-        move to an earlier version is also a rollback. A move to a later version cancels a rollback.
+        Several versions can contain the same trained model, for example exports with two releases of LiteRT. A rollback
+        from one of these versions to another excludes only the version that was rolled back. A rollback to a different
+        model excludes every version of the model. A manual move to an earlier version is also a rollback. A move to a
+        later version cancels a rollback.
 
         Raises:
             InputError: If a rollback took the alias from the version or its model.

@@ -1,6 +1,7 @@
 """`evaluation.json`: metrics of a model, its comparison with the champion, and the gate's decision."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
@@ -358,8 +359,8 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
         for role, figures in (("challenger", evaluation.challenger), ("champion", evaluation.champion or {})):
             for name, value in figures.items():
                 if name in BY_NAME and value is not None:
-                    possible = typed_values.Range(BY_NAME[name].least - _ROUNDING, BY_NAME[name].most + _ROUNDING)
-                    typed_values.read(value, Annotated[float, possible], f"{role}.{name}")
+                    most = BY_NAME[name].most + _ROUNDING
+                    typed_values.read(value, Annotated[float, typed_values.Range(-math.inf, most)], f"{role}.{name}")
                 elif name in _DETAILS:
                     typed_values.read(value, _DETAILS[name], f"{role}.{name}", any_version=True)
         return evaluation

@@ -227,7 +227,7 @@ def require_version(params: WriteParams, listing: Listing, expected: str) -> Non
     if expected and (received := source_version(params, listing)) != expected:
         raise InputError(
             f"The data of {params.source!r} have changed since this run began: expected version {expected[:12]}, "
-            f"received {received[:12]}. Wait until no other program writes to the source, and run again."
+            f"received {received[:12]}. Wait until no other program is writing to the source, then run again."
         )
 
 
@@ -244,7 +244,7 @@ def check_source(params: WriteParams) -> Source:
         kinds = f"{', '.join(others)} or {last}" if others else last
         return f"{name}={getattr(params, name)!r} requires a {kinds} source. Received: {params.source!r}"
 
-    for name in ("group_column", "slice_columns", "columns", "split_files", "context_tokens"):
+    for name in dict.fromkeys(name for other in _ALL for name in other.takes if name not in ("task", "rewrite")):
         if getattr(params, name) and name not in source.takes:
             raise InputError(f"{needed(name)}. Remove {name}.")
     if not params.rewrite and "rewrite" not in source.takes:

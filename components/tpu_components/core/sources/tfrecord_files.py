@@ -1,6 +1,6 @@
-"""TFRecord files of other programs, with images or texts.
+"""TFRecord files from other programs, with images or texts.
 
-The files are read in place. The roles of features are chosen by name.
+The files are read in place. Which feature is the image, the text or the label is determined by the features' names.
 """
 
 import dataclasses

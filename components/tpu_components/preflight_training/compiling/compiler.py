@@ -105,7 +105,7 @@ class Compilation:
         return self.interface.batch_shapes(self.training.batch_size_per_replica)
 
     def with_batch(self, size: int) -> "Compilation":
-        """Return the compilation with another number of examples per replica."""
+        """Return a copy of the compilation with a different number of examples per replica."""
         return dataclasses.replace(self, training=dataclasses.replace(self.training, batch_size_per_replica=size))
 
 

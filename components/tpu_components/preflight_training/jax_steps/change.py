@@ -70,7 +70,7 @@ class StepChange:
 
     @property
     def failures(self) -> list[str]:
-        """Limits that the step exceeds, in sentences."""
+        """The reasons why the step fails the comparison, as sentences. Empty if it passes."""
         now = self.now
         limits = self.limits
         if not now.fits:

@@ -124,8 +124,8 @@ def lower_step(
     is_jitted = hasattr(step, "trace") and hasattr(step, "lower")
     if is_jitted and options:
         raise InputError(
-            f"Cannot use {', '.join(options)} with {name_of(step)}: it is jitted already. Remove the options, or pass "
-            "the function without `jax.jit`."
+            f"Cannot use {', '.join(options)} with {name_of(step)}, which is already jitted. Remove the options, or "
+            "pass the function without `jax.jit`."
         )
     if not callable(step):
         raise InputError(f"Cannot preflight {step!r}: expected a function that `jax.jit` takes, or a StableHLO file.")
@@ -172,8 +172,8 @@ def load_step(content: bytes, where: str) -> LoweredStep:
     except Exception as error:
         raise InputError(
             f"Cannot read {where}: expected a StableHLO module (text, MLIR bytecode or a portable artifact) or a "
-            "function that jax.export serialized. Write the file again, with a version of jax or torch_xla that is not "
-            "newer than the installed jaxlib."
+            "function that jax.export serialized. Write the file again, with a release of jax or torch_xla whose "
+            "StableHLO version is not newer than that of the installed jaxlib."
         ) from error
     return _pack(module)
 

@@ -126,7 +126,7 @@ class StepCase:
         if lowered.partitions > devices:
             raise InputError(
                 f"Cannot compile {self.label} for {self.machine}: the step is written for {lowered.partitions} "
-                f"devices, but the machine has {devices}. Take a larger machine or a smaller mesh."
+                f"devices, but the machine has {devices}. Use a larger machine or a smaller mesh."
             )
         return StepProgram(lowered, self.paid.slice, self.slices, self.levels)
 

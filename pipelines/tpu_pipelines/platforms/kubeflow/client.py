@@ -277,7 +277,7 @@ class KubeflowClient:
         return kept
 
     def _read(self, run: Any) -> Submission:
-        """Convert a run of the server to a `Submission`."""
+        """Convert a run that the server returned to a `Submission`."""
         labels = _read_labels(run.description)
         digest = labels.get(DIGEST, "")
         tasks = sorted(
@@ -547,7 +547,9 @@ def _translated(doing: str, host: str) -> Iterator[None]:
                 "administrator, and look for workflows without a run."
             ) from error
         if error.status == 429 or (error.status or 500) >= 500:
-            raise OutageError(f"Kubeflow Pipelines at {host} cannot {doing} now: {error.status} {message}") from error
+            raise OutageError(
+                f"Kubeflow Pipelines at {host} cannot {doing} at the moment: {error.status} {message}"
+            ) from error
         kind, hint = _REFUSALS.get(error.status, (InputError, ""))
         if error.status == 401:
             message = f"the sign-in is not valid, or has expired ({message})."

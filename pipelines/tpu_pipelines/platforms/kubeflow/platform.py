@@ -38,8 +38,8 @@ class Kubeflow:
         """Check that the notification is a webhook."""
         if settings.notify.startswith(MAIL):
             raise InputError(
-                f"Only Vertex AI sends e-mails: expected the {setting('notify')} to be a webhook on the platform "
-                f"{self.name}. Received: {settings.notify!r}. Set it to the URL of a webhook."
+                f"The platform {self.name} cannot send e-mail; only Vertex AI can. Expected the {setting('notify')} to "
+                f"be a webhook. Received: {settings.notify!r}. Set it to the URL of a webhook."
             )
 
     def check_config(self, config: "Config") -> None:

@@ -69,8 +69,8 @@ def as_tpu_pod(component: Any, machine: MachineSpec, settings: Settings, placeme
         )
     if requested.disk and (mount := _like_the_disk(settings)):
         raise InputError(
-            f"Cannot mount {mount} for {step}: its disk already uses the volume {SCRATCH_VOLUME!r} at "
-            f"{SCRATCH_FOLDER}. Remove resources.{step}.disk, or use another name and path."
+            f"Cannot mount {mount} for {step}: the step's disk already uses the volume name {SCRATCH_VOLUME!r} and the "
+            f"path {SCRATCH_FOLDER}. Remove resources.{step}.disk, or give the mount another name and path."
         )
     if is_slice:
         image = component.component_spec.implementation.container.image

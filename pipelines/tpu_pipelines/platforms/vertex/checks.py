@@ -304,12 +304,12 @@ class VertexChecks:
     def _of_image(
         self, about: str, image: str, name: str, cost: CheckCost = CheckCost.NETWORK, least_python: str = ""
     ) -> list[Check]:
-        """Return two checks of an image: that it exists, and that Vertex AI's service agent may pull it.
+        """Return two checks of a container image: that it exists, and that Vertex AI's service agent can pull it.
 
-        Without an image, the checks are skipped. The variable TPU_PIPELINES_{name}IMAGE sets the image.
+        Both checks are skipped if no image is set. The environment variable TPU_PIPELINES_{name}IMAGE sets it.
 
         The service agent (https://cloud.google.com/vertex-ai/docs/general/custom-service-account) pulls a model's image
-        when the model is uploaded: `ModelContainerSpec.image_uri` in model.proto.
+        when the model is uploaded (see `ModelContainerSpec.image_uri` in model.proto).
         """
         look = functools.partial(look_at_image, image, self._apis, f"TPU_PIPELINES_{name}IMAGE", False, least_python)
         project, location, repository = repository_of(image) or ("", "", "")

@@ -76,7 +76,7 @@ class Vertex:
         return ""
 
     def disk_warning(self, num_bytes: int) -> str:
-        """Return a warning if the records may not fit on the disk that every step has."""
+        """Return a warning if records of this size may not fit on a step's disk, otherwise an empty string."""
         from tpu_pipelines.platforms.vertex.resources import disk_warning
 
         return disk_warning(num_bytes)

@@ -6,13 +6,15 @@ import json
 import shutil
 import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import ImageInput, Interface
-from tpu_components.core.models.bundle import data_files, is_reference, open_bundle
+from tpu_components.core.models.bundle import data_files, fetch, importing_from, is_reference, open_bundle
 from tpu_components.core.models.lookup import build_model, bundle_of, model_code
 from tpu_components.core.models.trained import check_rebuilds, load_trained_model, save_architecture
 
@@ -238,6 +240,56 @@ def test_layers_of_two_bundles_that_import_when_called_import_each_their_own_mod
     for version, model in models.items():
         np.testing.assert_allclose(model.predict(images, verbose=0), expected[version], atol=1e-6)
         assert float(model.layers[0](images)[0, 0, 0, 0]) == {"first": 1.0, "second": 0.125**2}[version]
+
+
+_OWN = """
+import keras
+
+
+@keras.saving.register_keras_serializable()
+class Twice(keras.layers.Layer):
+    def call(self, images):
+        parts = __import__("my_parts.numbers", fromlist=["TWO"])
+        from my_parts import numbers
+
+        return keras.ops.cast(images, "float32") * numbers.TWO * (parts is numbers)
+
+
+def build_model(image_shape, num_classes):
+    layers = [keras.Input(image_shape, dtype="uint8"), Twice(), keras.layers.Flatten(), keras.layers.Dense(num_classes)]
+    return keras.Sequential([*layers, keras.layers.Softmax()])
+"""
+
+
+def test_a_layer_in_the_models_own_file_may_import_when_it_is_called_also_in_threads(folder, tmp_path):
+    (folder / "my_parts").mkdir()
+    (folder / "my_parts" / "numbers.py").write_text("TWO = 2\n")
+    (folder / "my_model.py").write_text(_OWN.replace("import keras\n", "import keras\nimport my_parts.numbers\n", 1))
+    bundle = bundle_of(str(folder / "my_model.py"))
+    reference = bundle.reference(str(tmp_path / "bucket"))
+    Path(reference).parent.mkdir(parents=True)
+    Path(reference).write_bytes(bundle.content)
+    shutil.rmtree(folder)
+    _forget("my_parts")
+    twice = build_model(reference, _DIGITS, {}).layers[0]
+    with importing_from(fetch(reference)):
+        pass  # As a second model does; what was imported before is there again.
+    images = np.full((1, 8, 8, 1), 3, np.uint8)
+    here = Path.cwd()
+    with ThreadPoolExecutor(8) as pool:
+        assert {float(answer[0, 0, 0, 0]) for answer in pool.map(twice.call, [images] * 200)} == {6.0}
+    assert Path.cwd() == here
+
+
+def test_an_error_of_a_bundles_module_names_the_line_of_the_module(folder, tmp_path):
+    (folder / "my_scaling.py").write_text("\n\nimport there_is_no_such_library\n")
+    bundle = bundle_of(str(folder / "my_model.py"))
+    reference = bundle.reference(str(tmp_path / "bucket"))
+    Path(reference).parent.mkdir(parents=True)
+    Path(reference).write_bytes(bundle.content)
+    _forget("my_scaling")
+    with pytest.raises(InputError, match=r"\(my_scaling\.py, line 3\).*there_is_no_such_library"):
+        build_model(reference, _DIGITS, {})
 
 
 def _forget(*names):

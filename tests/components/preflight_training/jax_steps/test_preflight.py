@@ -185,7 +185,7 @@ def test_names_in_a_file_are_kept(report_of):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("mesh larger than the slice", "is written for 8 devices, but the machine has 4. Take a larger machine"),
+        ("mesh larger than the slice", "is written for 8 devices, but the machine has 4. Use a larger machine"),
         ("too large a mesh", r"expected axes with at most 4 devices in all, received data=2, model=4"),
         ("shapes", r"train_step at programs.py:\d+: dot_general requires .* Its inputs are: .* bfloat16\[512,257\]"),
         ("number of inputs", "missing 1 required positional argument: 'batch'"),
@@ -199,7 +199,7 @@ def test_names_in_a_file_are_kept(report_of):
         ("slices without a mesh", "must use all 16 devices, but is written for 1. Shard its inputs over tp.mesh"),
         ("gpu", "received a machine with GPUs. Only the TPU compiler runs without its device. Give the name"),
         ("no step", "expected a function that `jax.jit` takes, or a StableHLO file"),
-        ("options of a jitted step", "Cannot use donate_argnums with train_step: it is jitted already"),
+        ("options of a jitted step", "Cannot use donate_argnums with train_step, which is already jitted"),
         ("inputs and largest", "`largest` returns the inputs for a size"),
         ("no slices", "expected slices=1 or more"),
         ("static argument that is missing", "Cannot trace the step scanned: .* static_argnums"),

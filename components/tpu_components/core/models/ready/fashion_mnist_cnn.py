@@ -1,4 +1,4 @@
-"""A convolutional network for grey images of clothes."""
+"""A convolutional network for greyscale images of clothing."""
 
 from typing import Any
 

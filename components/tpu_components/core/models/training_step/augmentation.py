@@ -36,7 +36,7 @@ def check_augmentation(params: TrainParams, input_shape: tuple[int | None, ...],
     if wanted and len(input_shape) != 4:
         raise InputError(
             "random_flip, random_crop_pixels, random_resized_crop and mixup_alpha apply only to images. Received: a "
-            f"model with the input {input_shape}. Remove them from the section training."
+            f"model with the input {input_shape}. Remove them from the training section."
         )
     if wanted and params.random_crop_pixels >= min(input_shape[1] or 0, input_shape[2] or 0):
         raise InputError(
@@ -46,7 +46,7 @@ def check_augmentation(params: TrainParams, input_shape: tuple[int | None, ...],
     if (params.softens_labels or params.weighs_classes) and task != CLASSIFICATION:
         names = "label_smoothing, mixup_alpha, class_weights and balance_classes"
         raise InputError(
-            f"{names} apply only to classification. Received: {task}. Remove them from the section training."
+            f"{names} apply only to classification. Received: {task}. Remove them from the training section."
         )
 
 

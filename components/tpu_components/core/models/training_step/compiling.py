@@ -367,7 +367,7 @@ def weigh_classes(params: TrainParams, class_names: Sequence[str], counts: Seque
         if name not in names:
             raise InputError(
                 (
-                    f"class_weights contains {name!r}, which is not a class of the data: expected some of "
+                    f"class_weights contains {name!r}, which is not a class of the data. Expected classes such as "
                     f"{', '.join(class_names[:20])}. Correct or remove it."
                 )
                 + did_you_mean(name, class_names)
@@ -566,7 +566,7 @@ def _create(kind: str, name: str, parameters: Mapping[str, Any], /, **own: Any) 
     for parameter in parameters:
         if parameter not in free:
             raise InputError(
-                f"{kind} {name!r} has no parameter {parameter!r}: expected some of {', '.join(free)}."
+                f"{kind} {name!r} has no parameter {parameter!r}. Its parameters are {', '.join(free)}."
                 + did_you_mean(parameter, free)
             )
     try:

@@ -34,13 +34,13 @@ def mistake_in(text: str) -> InputError | None:
 class DataflowJob:
     """The Dataflow job of a pipeline: the active job with the name `options["job_name"]`, or a new job.
 
-    Dataflow has at most one active job with a name.
+    Dataflow allows at most one active job with a given name.
 
-    Beam's client submits, polls and cancels the job, and retries transient errors. Its `wait_until_finish` is not used.
-    While a job is being cancelled, this method gives up after 50 s with an AssertionError, and it reports only one of
+    Beam's client submits, polls and cancels the job, and retries transient errors. The client's `wait_until_finish` is
+    not used: while a job is being cancelled, it gives up after 50 s with an AssertionError, and it reports only one of
     several errors (version 2.77, dataflow_runner.py: poll_for_job_completion). The client cannot find a job by its name
-    before the job runs (apiclient.py: job_id_for_name). In that case, a second job is submitted, and the service's
-    error message contains the ID of the first job.
+    before the job runs (apiclient.py: job_id_for_name). If the first job is not running yet, a second job is submitted,
+    and the service rejects it with an error that contains the ID of the first job.
 
     Args:
         pipeline: Beam's pipeline.

@@ -26,9 +26,9 @@ def call_for_each(
     """Call a function for each number, on the workers of an Apache Beam runner.
 
     Args:
-        numbers: Numbers of the tasks, which are divided between the workers.
-        function: Function of a module; takes a number, and `arguments` by name.
-        arguments: Further arguments, equal for all calls. They are part of the pipeline and must be small.
+        numbers: Task numbers, which are divided among the workers.
+        function: Module-level function that takes a number, and `arguments` by name.
+        arguments: Further arguments, the same for all calls. They are part of the pipeline and must be small.
         job: Name of the job. If a job with this name is running, that job is followed, and no second job is started.
         options: Options that `options.complete` has completed.
         step: Name of the step in log messages.

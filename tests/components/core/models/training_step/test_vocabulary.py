@@ -73,7 +73,7 @@ def test_an_optimizer_of_keras_trains_as_in_fit_of_keras():
         ),
         (
             {"optimizer": "lion", "optimizer_parameters": {"beta1": 1}},
-            r"optimizer 'lion' has no parameter 'beta1': expected some of beta_1, .* Did you mean 'beta_1'\?",
+            r"optimizer 'lion' has no parameter 'beta1'. Its parameters are beta_1, .* Did you mean 'beta_1'\?",
         ),
         ({"optimizer_parameters": {"learning_rate": 1}}, "has no parameter 'learning_rate'"),
         (
