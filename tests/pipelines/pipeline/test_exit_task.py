@@ -64,7 +64,7 @@ def test_vertex_sends_e_mails_by_the_component_that_the_service_knows():
         "recipients": "LIST",
         "pipeline_task_final_status": "TASK_FINAL_STATUS",
     }
-    with pytest.raises(InputError, match=r"expected the setting notify .* to be a webhook.*'mailto:me@example.com'"):
+    with pytest.raises(InputError, match=r"Expected the setting notify .* to be a webhook.*'mailto:me@example.com'"):
         compiled("kubeflow", notify="mailto:me@example.com")
 
 
