@@ -250,7 +250,10 @@ def turned_jpeg():
             r"expected 8×8 like the first image, received 9×8 for 'train.tf",
         ),
         ({"image": png(np.zeros((8, 8, 3), np.uint8))}, r"Grey and colour images are mixed"),
-        ({"image": encoded(Image.new("L", (8, 8)), "BMP")}, r"train.tfrecord\[6\]' \(.*as it is stored: expected a greyscale"),
+        (
+            {"image": encoded(Image.new("L", (8, 8)), "BMP")},
+            r"train.tfrecord\[6\]' \(.*as it is stored: expected a greyscale",
+        ),
     ],
 )
 def test_a_record_that_training_cannot_use_is_named_with_what_to_do(row, message, tmp_path):

@@ -91,7 +91,7 @@ def test_a_value_that_is_not_usable_is_refused_before_anything_is_compiled(optio
 def test_only_cases_and_positive_work_are_compared(examined):
     with pytest.raises(tp.InputError, match=r"expected tp.StepCase\(step"):
         tp.compare_steps([step])
-    with pytest.raises(tp.InputError, match="total must be positive.*Received: -5"):
+    with pytest.raises(tp.InputError, match=r"total must be positive.*Received: -5"):
         tp.compare_steps([tp.StepCase(step)], total=-5)
 
 
