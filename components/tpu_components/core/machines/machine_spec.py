@@ -566,6 +566,14 @@ class MachineSpec:
         target = self.slice.targets[0]
         return PaidMachine(self.name, self.region, self.spot, target, timeout_seconds=self.timeout_seconds)
 
+    def in_region(self, region: str) -> "MachineSpec":
+        """Return the machine, with this region if it has none.
+
+        Raises:
+            InputError: If the machine's reservation is in another region.
+        """
+        return dataclasses.replace(self, region=self.region or region)
+
     def choose_accelerator(self, requested: str, field: str) -> str:
         """Return the accelerator of a step on this machine: the requested accelerator or, for `auto`, the machine's.
 

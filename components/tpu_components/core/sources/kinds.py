@@ -51,6 +51,8 @@ RECORDS = "records"  # Kind of a source of predict_batch: records that create_tf
 SOURCES = {SourceRef.parse(source.form).kind: source for source in _ALL}
 _FEWEST_UNIQUE = 10  # With fewer examples, each may have a unique label in a first try.
 KIND_OF_SUFFIX = {suffix: kind for kind, source in SOURCES.items() for suffix in source.suffixes}
+# Fields of WriteParams that only some kinds support, except those of which every kind supports the default.
+_OPTIONAL = tuple(dict.fromkeys(field for source in _ALL for field in source.takes if field not in ("task", "rewrite")))
 _SINGLE_SLASH = re.compile(r"(gs|s3):/(?!/)")
 _NOT_FOR = {
     "images": ("vocabulary_size", "num_tokens", "tokenization", "truncate"),
@@ -244,7 +246,7 @@ def check_source(params: WriteParams) -> Source:
         kinds = f"{', '.join(others)} or {last}" if others else last
         return f"{name}={getattr(params, name)!r} requires a {kinds} source. Received: {params.source!r}"
 
-    for name in dict.fromkeys(name for other in _ALL for name in other.takes if name not in ("task", "rewrite")):
+    for name in _OPTIONAL:
         if getattr(params, name) and name not in source.takes:
             raise InputError(f"{needed(name)}. Remove {name}.")
     if not params.rewrite and "rewrite" not in source.takes:

@@ -103,9 +103,7 @@ class VertexChecks:
         self._config = config
         self._settings = settings
         self._apis = apis
-        self._machines = [
-            dataclasses.replace(entry, region=entry.region or settings.region) for entry in config.machines
-        ]
+        self._machines = [entry.in_region(settings.region) for entry in config.machines]
         self._deploy = config.deploy or DeployParams("", config.name)
         self._is_deployed = self._deploy.is_on_vertex
         self._serving_image = (self._deploy.serving_image or settings.images.serving) if self._is_deployed else ""

@@ -1,6 +1,5 @@
 """Vertex AI as a `Platform`."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +58,7 @@ class Vertex:
 
     def in_region(self, machine: "MachineSpec", region: str) -> "MachineSpec":
         """Return the machine, with this region if it has none."""
-        return dataclasses.replace(machine, region=machine.region or region)
+        return machine.in_region(region)
 
     def training_retries(self, machine: "MachineSpec") -> int:
         """Return 0, because the service restarts a custom job whose machine is lost."""

@@ -1,4 +1,4 @@
-"""Region, memory, disk and time of a step on Vertex AI."""
+"""Memory, disk and time of a step on Vertex AI."""
 
 import itertools
 from typing import Any
