@@ -252,7 +252,7 @@ def turned_jpeg():
         ({"image": png(np.zeros((8, 8, 3), np.uint8))}, r"Grey and colour images are mixed"),
         (
             {"image": encoded(Image.new("L", (8, 8)), "BMP")},
-            r"train.tfrecord\[6\]' \(.*as it is stored: expected a greyscale",
+            r"train.tfrecord\[6\]' \(.*as it is stored: expected a greyscale or RGB JPEG",
         ),
     ],
 )

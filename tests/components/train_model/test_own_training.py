@@ -93,7 +93,7 @@ def test_a_model_keeps_what_it_brings_and_the_gate_asks_for_its_metrics(own, dig
         ({"metrics": {"f1_scor": {}}}, r"Keras has no metric 'f1_scor': .* Did you mean 'f1_score'\?"),
         (
             {"metrics": {"f1_score": {"mean": 1}}},
-            "'f1_score' has no parameter 'mean'. Its parameters are average",
+            "metric 'f1_score' has no parameter 'mean'. Its parameters are average",
         ),
         ({"metrics": {"f1_score": {}}}, "'f1_score' does not fit the data.*its result is not a single number"),
         ({"metrics": {}, "monitor": "acuracy"}, r"monitor='acuracy': expected one of .* Did you mean 'accuracy'\?"),

@@ -233,7 +233,8 @@ def test_on_kubeflow_the_pod_asks_for_the_devices():
 
 @pytest.mark.parametrize("platform", ["vertex", "kubeflow"])
 def test_several_hosts_are_for_a_component_that_is_made_for_them(platform):
-    with pytest.raises(InputError, match=r"v5e-16 has 4 hosts.*'train-elsewhere'.*Only this package"):
+    message = r"v5e-16 has 4 hosts.*'train-elsewhere'.*Only this package's train_model"
+    with pytest.raises(InputError, match=message):
         tp.on_machine(train_elsewhere, "v5e-16", platform=platform)
     with pytest.raises(InputError, match=r"v5e-16 has 4 hosts"):
         tp.on_machine(with_image(create_tfrecords, PINNED), "v5e-16", platform=platform)

@@ -635,7 +635,8 @@ def test_the_pods_of_several_hosts_mount_every_volume_and_secret():
 @pytest.mark.parametrize("mounts", [{"volumes": {"scratch": "/mnt"}}, {"secrets": {"key": "/tmp/"}}])
 def test_a_mount_in_the_place_of_a_steps_disk_is_refused(mounts):
     message = (
-        r"Cannot mount (scratch=/mnt|key=/tmp/) for train_model: .* uses the volume name 'scratch' and the path /tmp"
+        r"Cannot mount (scratch=/mnt|key=/tmp/) for train_model: the step's disk already uses the volume name "
+        "'scratch' and the path /tmp"
     )
     with pytest.raises(InputError, match=message):
         compile_digits("kubeflow", "resources.train_model.disk=100Gi", settings=Settings(**mounts))

@@ -134,8 +134,7 @@ def test_a_model_is_built_from_its_bundle_wherever_that_lies(folder, tmp_path, b
         if root.startswith("gs://"):
             bucket.blob(reference.removeprefix("gs://bucket/")).upload_from_string(bundle.content)
         else:
-            (tmp_path / "kept" / bundle.digest).mkdir(parents=True)
-            (tmp_path / "kept" / bundle.digest / bundle.name).write_bytes(bundle.content)
+            _store(bundle, root)
         model = build_model(reference, _DIGITS, {})
         assert model.layers[0].factor == 0.5
         assert bundle_of(reference) == bundle
@@ -175,9 +174,7 @@ def test_a_keras_file_is_its_own_bundle(tmp_path):
     path = tmp_path / "mine.keras"
     keras.Sequential(layers).save(path)
     bundle = bundle_of(str(path))
-    (tmp_path / bundle.digest).mkdir()
-    (tmp_path / bundle.digest / bundle.name).write_bytes(bundle.content)
-    assert build_model(bundle.reference(str(tmp_path)), _DIGITS, {}).count_params() == 650
+    assert build_model(_store(bundle, tmp_path), _DIGITS, {}).count_params() == 650
 
 
 def test_a_model_with_layers_of_its_own_is_rebuilt_from_the_code_beside_it(folder, tmp_path):
@@ -186,12 +183,12 @@ def test_a_model_with_layers_of_its_own_is_rebuilt_from_the_code_beside_it(folde
     name, expected = str(folder / "my_model.py"), {}
     for version, scale in (("first", "1.0"), ("second", "0.125")):
         (folder / "my_scaling.py").write_text(_SCALING.replace("SCALE = 1.0", f"SCALE = {scale}"))
-        sys.modules.pop("my_scaling", None)
+        _forget("my_scaling")
         model = build_model(name, _DIGITS, {})
         _save(model, name, tmp_path / version)
         expected[version] = model.predict(images, verbose=0)
     shutil.rmtree(folder)
-    sys.modules.pop("my_scaling", None)
+    _forget("my_scaling")
     models = {version: load_trained_model(tmp_path / version) for version in expected}
     for version, model in models.items():
         np.testing.assert_allclose(model.predict(images, verbose=0), expected[version], atol=1e-6)
@@ -218,7 +215,8 @@ from . import deep
 
 def test_layers_of_two_bundles_that_import_when_called_import_each_their_own_modules(folder, tmp_path):
     """A champion and a challenger of one name, in one process; with a package whose modules import each other."""
-    images, expected = np.ones((1, 8, 8, 1), np.uint8), {}
+    images = np.ones((1, 8, 8, 1), np.uint8)
+    expected = {}
     scaling = _SCALING.replace("        return keras", "        from my_parts import scale\n\n        return keras", 1)
     scaling = scaling.replace("* SCALE", "* scale()").replace('"factor": self.factor}', '"factor": 0.0}')
     lazy = "        from my_parts.deep.constants import BIAS\n\n        self.factor = factor + BIAS"
@@ -266,9 +264,7 @@ def test_a_layer_in_the_models_own_file_may_import_when_it_is_called_also_in_thr
     (folder / "my_parts" / "numbers.py").write_text("TWO = 2\n")
     (folder / "my_model.py").write_text(_OWN.replace("import keras\n", "import keras\nimport my_parts.numbers\n", 1))
     bundle = bundle_of(str(folder / "my_model.py"))
-    reference = bundle.reference(str(tmp_path / "bucket"))
-    Path(reference).parent.mkdir(parents=True)
-    Path(reference).write_bytes(bundle.content)
+    reference = _store(bundle, tmp_path / "bucket")
     shutil.rmtree(folder)
     _forget("my_parts")
     twice = build_model(reference, _DIGITS, {}).layers[0]
@@ -284,15 +280,22 @@ def test_a_layer_in_the_models_own_file_may_import_when_it_is_called_also_in_thr
 def test_an_error_of_a_bundles_module_names_the_line_of_the_module(folder, tmp_path):
     (folder / "my_scaling.py").write_text("\n\nimport there_is_no_such_library\n")
     bundle = bundle_of(str(folder / "my_model.py"))
-    reference = bundle.reference(str(tmp_path / "bucket"))
-    Path(reference).parent.mkdir(parents=True)
-    Path(reference).write_bytes(bundle.content)
+    reference = _store(bundle, tmp_path / "bucket")
     _forget("my_scaling")
     with pytest.raises(InputError, match=r"\(my_scaling\.py, line 3\).*there_is_no_such_library"):
         build_model(reference, _DIGITS, {})
 
 
+def _store(bundle, root):
+    """Write a bundle below a folder, and return its reference."""
+    place = Path(bundle.reference(str(root)))
+    place.parent.mkdir(parents=True)
+    place.write_bytes(bundle.content)
+    return str(place)
+
+
 def _forget(*names):
+    """Let the next import of these modules run them again."""
     for module in [module for module in sys.modules if module.partition(".")[0] in names]:
         del sys.modules[module]
 
@@ -307,7 +310,7 @@ def test_what_is_not_registered_is_refused_with_what_to_write(folder):
     (folder / "my_scaling.py").write_text(
         _SCALING.replace('@keras.saving.register_keras_serializable(package="mine")', "")
     )
-    sys.modules.pop("my_scaling", None)
+    _forget("my_scaling")
     with pytest.raises(
         InputError, match=r"cannot rebuild .* from its file \(.*Scale.*\).* Put @keras\.saving\.register_keras_ser"
     ):

@@ -421,7 +421,7 @@ def test_a_server_that_stays_away_is_an_error_that_loses_nothing(plan, fake, clo
     fake.fail_next(1000, "UNAVAILABLE")
     with pytest.raises(
         PlatformError,
-        match=r"Gave up after .* s\. Last error: Kubeflow .* cannot list runs at the moment: 503",
+        match=r"Gave up after .* s\. Last error: Kubeflow Pipelines at .* cannot list runs at the moment: 503",
     ):
         wait(plan, submission, kubeflow, sleep=clock.sleep)
     fake.recover()

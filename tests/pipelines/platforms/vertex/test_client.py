@@ -324,7 +324,7 @@ def test_a_service_that_stays_away_is_an_error_that_loses_nothing(plan, fake, ve
     fake.fail_next(1000, "UNAVAILABLE")
     with pytest.raises(
         PlatformError,
-        match=r"Gave up after .* s\. Last error: .* cannot get pipeline job at the moment: 503 .*continue",
+        match=r"Gave up after .* s\. Last error: Vertex AI cannot get pipeline job at the moment: 503 .*continue",
     ):
         wait(plan, submission, vertex, sleep=clock.sleep)
     fake.recover()
