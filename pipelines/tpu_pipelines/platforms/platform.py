@@ -171,7 +171,7 @@ def default_platform() -> Platform:
 
 
 def platform_priced_as(catalogue_name: str) -> Platform:
-    """Return the first platform to which the machines and prices of a name in the machine catalogue apply."""
+    """Return the first platform whose `catalogue_name` is this name."""
     return next(platform for platform in PLATFORMS.values() if platform.catalogue_name == catalogue_name)
 
 

@@ -114,7 +114,7 @@ def _version_of(listing: Listing, workspace: Path) -> str:
 def _local_preflight(config: Config) -> PreflightParams | None:
     """Return the parameters of preflight, with the price that `submit` shows in the region of the settings.
 
-    Return None if the configuration has no preflight, or the TPU compiler is not installed.
+    Return None if the configuration has no preflight, or if the TPU compiler is not installed.
     """
     if config.preflight is None:
         return None

@@ -121,7 +121,7 @@ def as_fields(inputs: Any) -> dict[str, Any]:
 
 
 class _Tokens:
-    """Base class of inputs that consist of token IDs: int32[num_tokens], with IDs below `vocabulary_size`."""
+    """Base class for inputs that consist of token IDs: int32[num_tokens], with IDs below `vocabulary_size`."""
 
     num_tokens: int
     vocabulary_size: int
