@@ -25,11 +25,13 @@ import psutil
 
 PUBLISHED = Path(__file__).parent / "published_steps.json"
 CACHE = Path.home() / ".cache/tpu-pipelines/published-steps"
+CORE = "-core"  # Follows the generation where a device is one core of its chips, not both.
 # A topology of each generation, and the configuration of its chips: in megacore, both cores are one device.
 TOPOLOGIES = {
     "v2": {"topology_name": "v2:2x2"},
     "v3": {"topology_name": "v3:2x2"},
     "v4": {"topology_name": "v4:2x2x1", "chip_config_name": "megacore"},
+    f"v4{CORE}": {"topology_name": "v4:2x2x1"},
     "v5e": {"topology_name": "v5e:2x2"},
     "v5p": {"topology_name": "v5p:2x2x1", "chip_config_name": "megacore"},
     "v6e": {"topology_name": "v6e:2x2"},
@@ -45,7 +47,8 @@ _ENVIRONMENT = {
 
 def key_of(row: Mapping[str, Any]) -> str:
     """What names a row's compilation: program, generation and examples per device."""
-    return "/".join((row["program"], row["generation"], f"{row['batch_per_device']:g}"))
+    device = row["generation"] + (CORE if row.get("per_core") else "")
+    return "/".join((row["program"], device, f"{row['batch_per_device']:g}"))
 
 
 def paths_of(key: str, folder: Path = CACHE) -> tuple[Path, Path]:

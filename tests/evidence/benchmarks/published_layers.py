@@ -51,6 +51,7 @@ class Attention(enum.Enum):
     NAIVE = "naive"  # The scores of all pairs of tokens are written to memory.
     FLASH = "flash"  # JAX's first kernel for TPUs, which keeps them on the chip.
     SPLASH = "splash"  # Its successor, which leaves out what a mask hides.
+    BLOCKS = "blocks"  # Levanter's, in plain JAX: the scores of 1,024 by 1,024 tokens at a time.
 
 
 class Optimizer(enum.Enum):
@@ -105,6 +106,10 @@ class Block:
         norm_last: Whether the sum is normalised instead of the input, as BERT's.
         cross: Whether the block attends to another sequence too.
         dropout: Share of values dropped after each part, and of attention's weights.
+        hidden_dropout: Share of the feed-forward part's hidden features that is dropped.
+        relu: Whether ReLU is the feed-forward part's activation, not GELU. Without effect if `gated`.
+        late_division: Whether attention is divided by the sum of its weights after the product with the values, as by
+            MLPerf's BERT on v4.
         experts: Experts of the feed-forward part; 0 for none.
         active: How many of them a token uses.
         capacity: Room of an expert over its fair share; 0 if no token is dropped.
@@ -131,6 +136,9 @@ class Block:
     norm_last: bool = False
     cross: bool = False
     dropout: float = 0.0
+    hidden_dropout: float = 0.0
+    relu: bool = False
+    late_division: bool = False
     experts: int = 0
     active: int = 0
     capacity: float = 0.0
@@ -203,6 +211,12 @@ def drop(x: jax.Array, share: float) -> jax.Array:
     return jnp.where(lax.rng_uniform(0.0, 1.0, x.shape) < 1 - share, x / (1 - share), jnp.zeros((), x.dtype))
 
 
+def _drop_narrow(x: jax.Array, share: float) -> jax.Array:
+    """Dropout with random numbers in the values' own type."""
+    zero, one = jnp.zeros((), x.dtype), jnp.ones((), x.dtype)
+    return x * jnp.floor(lax.rng_uniform(zero, one, x.shape) + (1 - share)) / (1 - share)
+
+
 def _rotate(x: jax.Array) -> jax.Array:
     """Rotate pairs of features by the token's position."""
     half = x.shape[-1] // 2
@@ -222,10 +236,83 @@ def naive(block: Block, q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) 
     if causal:
         seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
         scores = jnp.where(seen, scores, jnp.asarray(-1e9, scores.dtype))
-    shares = jax.nn.softmax(scores.astype(jnp.float32), -1).astype(v.dtype)
-    shares = drop(shares, block.dropout)
-    attended = jnp.einsum("bkgqs,bskd->bqkgd", shares, v)
+    if block.late_division:
+        most = lax.stop_gradient(jnp.max(scores, -1, keepdims=True))
+        shares = jnp.exp((scores - most).astype(jnp.float32)).astype(v.dtype)
+        whole = jnp.moveaxis(jnp.sum(shares.astype(jnp.float32), -1), 3, 1)[..., None].astype(v.dtype)
+        attended = jnp.einsum("bkgqs,bskd->bqkgd", _drop_narrow(shares, block.dropout), v) / whole
+    else:
+        shares = jax.nn.softmax(scores.astype(jnp.float32), -1).astype(v.dtype)
+        attended = jnp.einsum("bkgqs,bskd->bqkgd", drop(shares, block.dropout), v)
     return attended.reshape(*attended.shape[:2], block.heads, v.shape[-1])
+
+
+_SIDE = 1024  # Tokens of a block of Levanter's attention.
+
+
+def _pairs(tokens: int) -> list[tuple[slice, slice]]:
+    """Blocks of queries, each with the blocks of keys that it sees."""
+    if tokens % _SIDE:
+        raise ValueError(f"Levanter's attention needs a multiple of {_SIDE} tokens, not {tokens}.")
+    parts = [slice(start, start + _SIDE) for start in range(0, tokens, _SIDE)]
+    return [(queries, keys) for queries in parts for keys in parts if keys.start <= queries.start]
+
+
+def _scores(q: jax.Array, k: jax.Array, queries: slice, keys: slice) -> jax.Array:
+    scores = jnp.einsum("bkgqd,bksd->bkgqs", q[..., queries, :], k[..., keys, :])
+    seen = jnp.arange(queries.start, queries.stop)[:, None] >= jnp.arange(keys.start, keys.stop)
+    return jnp.where(seen, scores, jnp.asarray(-1e10, scores.dtype))
+
+
+def _blocks_forward(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    parts: list[list[jax.Array]] = []
+    for queries, keys in _pairs(q.shape[-2]):
+        scores = _scores(q, k, queries, keys)
+        if not keys.start:
+            shape = scores.shape[:-1]
+            parts.append([jnp.zeros((*shape, q.shape[-1]), q.dtype), jnp.zeros(shape, q.dtype)])
+            parts[-1].append(jnp.full(shape, -jnp.inf, q.dtype))
+        given, whole, before = parts[-1]
+        most = jnp.maximum(before, jnp.max(scores, -1))
+        shares = jnp.exp(scores - most[..., None])
+        faded = jnp.exp(before - most)
+        given = faded[..., None] * given + jnp.einsum("bkgqs,bksd->bkgqd", shares, v[..., keys, :])
+        parts[-1] = [given, faded * whole + jnp.sum(shares, -1), most]
+    given = jnp.concatenate([given / whole[..., None] for given, whole, _ in parts], -2)
+    logs = jnp.concatenate([most + jnp.log(whole) for _, whole, most in parts], -1)
+    return given, (q, k, v, given, logs)
+
+
+@jax.custom_vjp
+def in_blocks(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Causal attention, block by block; queries are (batch, keys, groups, tokens, features).
+
+    Each block is computed again for the backward pass, from the logarithm of its sum.
+    """
+    return _blocks_forward(q, k, v)[0]
+
+
+def _blocks_backward(kept: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[jax.Array, ...]:
+    q, k, v, given, logs = kept
+    share = jnp.sum(gradient * given, -1)
+    off_q, off_k, off_v = (jnp.zeros_like(each) for each in (q, k, v))
+    for queries, keys in sorted(_pairs(q.shape[-2]), key=lambda pair: pair[1].start):
+        shares = jnp.exp(_scores(q, k, queries, keys) - logs[..., queries, None])
+        off = jnp.einsum("bkgqd,bksd->bkgqs", gradient[..., queries, :], v[..., keys, :])
+        off = shares * (off - share[..., queries, None])
+        off_v = off_v.at[..., keys, :].add(jnp.einsum("bkgqs,bkgqd->bksd", shares, gradient[..., queries, :]))
+        off_k = off_k.at[..., keys, :].add(jnp.einsum("bkgqs,bkgqd->bksd", off, q[..., queries, :]))
+        off_q = off_q.at[..., queries, :].add(jnp.einsum("bkgqs,bksd->bkgqd", off, k[..., keys, :]))
+    return off_q, off_k, off_v
+
+
+in_blocks.defvjp(_blocks_forward, _blocks_backward)
+
+
+def _attend_in_blocks(block: Block, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    q, k, v = (jnp.swapaxes(each, 1, 2) for each in (q, k, v))
+    y = in_blocks(q.reshape(q.shape[0], block.keys, -1, *q.shape[2:]), k, v)
+    return jnp.swapaxes(y.reshape(q.shape), 1, 2)
 
 
 def splash(block: Block, q: jax.Array, k: jax.Array, v: jax.Array, is_saved: bool) -> jax.Array:
@@ -280,6 +367,8 @@ def _attend(
         y = splash(block, q, k, v, saved)
     elif block.attention is Attention.FLASH:
         y = _flash(block, q, k, v)
+    elif block.attention is Attention.BLOCKS:
+        y = _attend_in_blocks(block, q, k, v)
     else:
         y = naive(block, q, k, v, block.causal and other is None)
     if block.gate:
@@ -299,8 +388,8 @@ def _feed_forward(block: Block, x: jax.Array, weights: Mapping[str, jax.Array]) 
     if block.gated:
         hidden = hidden * jax.nn.silu(multiply("bsw,wf->bsf", x, weights, "ffn/gate"))
     else:
-        hidden = jax.nn.gelu(hidden)
-    return multiply("bsf,fw->bsw", drop(hidden, block.dropout), weights, "ffn/down")
+        hidden = jax.nn.relu(hidden) if block.relu else jax.nn.gelu(hidden)
+    return multiply("bsf,fw->bsw", drop(hidden, block.hidden_dropout), weights, "ffn/down")
 
 
 def _route(block: Block, x: jax.Array, weights: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -408,18 +497,31 @@ def count(weights: Weights) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(weights))
 
 
-def _cast(weights: Weights) -> Weights:
-    return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), weights)
+def _cast(weights: Weights, kind: Any) -> Weights:
+    return jax.tree.map(lambda leaf: leaf.astype(kind), weights)
 
 
-def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+def cross_entropy(logits: jax.Array, targets: jax.Array, is_product: bool = False, smoothing: float = 0.0) -> jax.Array:
     """The mean loss of classes, in float32.
 
     The target's logit is selected, not gathered, so that the logits need not be written in float32.
+
+    Args:
+        logits: Of all classes, on the last axis.
+        targets: The classes.
+        is_product: Whether the loss is a product with the target as a vector of zeros and a one, as Levanter's was.
+        smoothing: Share of the target that all classes have alike.
     """
     logits = logits.astype(jnp.float32)
+    whole = jax.nn.logsumexp(logits, -1)
+    if is_product:
+        target = jax.nn.one_hot(targets, logits.shape[-1], dtype=logits.dtype)
+        return jnp.mean(jnp.einsum("...v,...v->...", target, whole[..., None] - logits))
     is_target = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1) == targets[..., None]
-    return jnp.mean(jax.nn.logsumexp(logits, -1) - jnp.sum(jnp.where(is_target, logits, 0.0), -1))
+    if not smoothing:
+        return jnp.mean(whole - jnp.sum(jnp.where(is_target, logits, 0.0), -1))
+    shares = jnp.where(is_target, 1 - smoothing, smoothing / (logits.shape[-1] - 1))
+    return jnp.mean(jnp.sum(shares * (whole[..., None] - logits), -1))
 
 
 def train(
@@ -431,18 +533,22 @@ def train(
     parameters: int = 0,
     depths: tuple[int, int] = (0, 0),
     clip: bool = True,
+    kind: Any = jnp.bfloat16,
 ) -> TrainingStep:
-    """A step that updates all weights, or, if they are divided among `shards`, gives gradients and updates a shard."""
+    """A step that updates all weights, or, if they are divided among `shards`, gives gradients and updates a shard.
+
+    `kind` is the type of the weights that `loss` gets where they are not divided.
+    """
 
     def replicated(state: Sequence[Weights], *batch: jax.Array) -> tuple[Weights, jax.Array]:
-        value, gradients = jax.value_and_grad(lambda weights: loss(_cast(weights), *batch))(state[0])
+        value, gradients = jax.value_and_grad(lambda weights: loss(_cast(weights, kind), *batch))(state[0])
         if clip:
             norm = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(gradients)))
             gradients = jax.tree.map(lambda leaf: leaf / jnp.maximum(norm, 1.0), gradients)
         leaves = [jax.tree.leaves(tree) for tree in (state[0], gradients, *state[1:])]
         updated = [optimizer.update(*each) for each in zip(*leaves, strict=True)]
-        kind = jax.tree.structure(state[0])
-        return [kind.unflatten(values) for values in zip(*updated, strict=True)], value
+        tree = jax.tree.structure(state[0])
+        return [tree.unflatten(values) for values in zip(*updated, strict=True)], value
 
     def divided(weights: Weights, shard: Sequence[jax.Array], *batch: jax.Array) -> Any:
         value, gradients = jax.value_and_grad(loss)(weights, *batch)

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from tests.evidence.benchmarks.published_layers import (
     Attention,
@@ -68,6 +69,56 @@ def _lstm_backward(kept: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[ja
 lstm.defvjp(_recur, _lstm_backward)
 
 
+def _write(inside: jax.Array, into: jax.Array, recurrent: jax.Array, *rest: jax.Array) -> tuple[jax.Array, jax.Array]:
+    memory, keys, query, vector = rest
+
+    @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names("gates"))
+    def body(carry: Any, inside: jax.Array) -> Any:
+        (hidden, cell), context = carry
+        gates = checkpoint_name(inside + context @ into + hidden @ recurrent, "gates")
+        state = _gates(gates, cell)
+        energy = jnp.tanh(keys + state[0] @ query) @ vector
+        shares = jax.nn.softmax(energy.astype(jnp.float32), 0).astype(memory.dtype)
+        context = jnp.einsum("sb,sbw->bw", shares, memory)
+        return (state, context), (state[0], context)
+
+    start = jnp.zeros_like(memory[0])
+    return lax.scan(body, ((start, start.astype(jnp.float32)), start), inside)[1]
+
+
+@jax.custom_vjp
+def write(inside: jax.Array, into: jax.Array, recurrent: jax.Array, *rest: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The first writing layer, whose input at a step is what it attended to at the step before.
+
+    The gradients of its two large weights are products after the loop, as the submissions compute them.
+
+    Args:
+        inside: Products with the words, (tokens, batch, 4 × width).
+        into: Weights of what was attended to, (width, 4 × width).
+        recurrent: Weights of the layer's own output, (width, 4 × width).
+        *rest: What was read (tokens, batch, width); its keys; weights of the query; and those of the energy.
+
+    Returns:
+        What the layer gives, and what it attended to.
+    """
+    return _write(inside, into, recurrent, *rest)
+
+
+def _write_forward(inside: jax.Array, into: jax.Array, recurrent: jax.Array, *rest: jax.Array) -> Any:
+    given, pull = jax.vjp(lambda inside, *rest: _write(inside, into, recurrent, *rest), inside, *rest)
+    return given, (pull, given)
+
+
+def _write_backward(kept: Any, gradient: Any) -> tuple[jax.Array, ...]:
+    pull, given = kept
+    inside, *rest = pull(gradient)
+    hidden, context = (jnp.einsum("tbh,tbg->hg", each[:-1], inside[1:]) for each in given)
+    return inside, context, hidden, *rest
+
+
+write.defvjp(_write_forward, _write_backward)
+
+
 def gnmt(batch: int, tokens: int, width: int, layers: int, vocabulary: int, dropout: float) -> TrainingStep:
     """Google's recurrent translation: LSTMs that read (the first both ways), and LSTMs that write with attention."""
     first = [("forward", width, width), ("backward", width, width), ("reader/1", 2 * width, width)]
@@ -77,9 +128,7 @@ def gnmt(batch: int, tokens: int, width: int, layers: int, vocabulary: int, drop
     weights |= {f"{name}/bias": shape_of(leaf.shape[1:]) for name, leaf in weights.items()}
     weights |= {name: shape_of((width, width)) for name in ("query", "memory")}
     weights |= {"energy": shape_of((width,)), "unembedding": shape_of((width, vocabulary))}
-    weights |= {name: shape_of((vocabulary, width)) for name in ("source", "target")}
-
-    start = (jnp.zeros((batch, width), jnp.bfloat16), jnp.zeros((batch, width)))
+    weights["embedding"] = shape_of((vocabulary, width))
 
     def recur(weights: Weights, name: str, x: jax.Array, reverse: bool = False) -> jax.Array:
         into, recurrent = weights[name][:-width], weights[name][-width:]
@@ -89,28 +138,17 @@ def gnmt(batch: int, tokens: int, width: int, layers: int, vocabulary: int, drop
         return lstm(inside[::-1], recurrent)[::-1] if reverse else lstm(inside, recurrent)
 
     def attend(weights: Weights, x: jax.Array, memory: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The first writing layer, whose input at a step is what it attended to at the step before."""
         into, recurrent = weights["writer/0"][:-width], weights["writer/0"][-width:]
         inside = x @ into[:width] + weights["writer/0/bias"]
-
-        @jax.checkpoint
-        def body(carry: Any, inside: jax.Array) -> Any:
-            state, context = carry
-            state = _gates(inside + context @ into[width:] + state[0] @ recurrent, state[1])
-            energy = jnp.tanh(keys + state[0] @ weights["query"]) @ weights["energy"]
-            shares = jax.nn.softmax(energy.astype(jnp.float32), 0).astype(memory.dtype)
-            context = jnp.einsum("sb,sbw->bw", shares, memory)
-            return (state, context), (state[0], context)
-
-        return lax.scan(body, (start, jnp.zeros((batch, width), jnp.bfloat16)), inside)[1]
+        return write(inside, into[width:], recurrent, memory, keys, weights["query"], weights["energy"])
 
     def loss(weights: Weights, source: jax.Array, target: jax.Array) -> jax.Array:
-        x = weights["source"][source.T]
+        x = weights["embedding"][source.T]
         both = [recur(weights, "forward", x), recur(weights, "backward", x, reverse=True)]
         x = recur(weights, "reader/1", jnp.concatenate(both, -1))
         for number in range(2, layers):
             x = x + recur(weights, f"reader/{number}", x)
-        y, context = attend(weights, weights["target"][target.T], x, x @ weights["memory"])
+        y, context = attend(weights, weights["embedding"][target.T], x, x @ weights["memory"])
         for number in range(1, layers):
             new = recur(weights, f"writer/{number}", jnp.concatenate([y, context], -1))
             y = new if number == 1 else y + new
@@ -239,8 +277,12 @@ def resnet(
     return _train_convolutions(network, [shape_of((batch, *pixels), jnp.bfloat16), shape_of((batch,), jnp.int32)])
 
 
-def ssd(batch: int, side: int = 300) -> TrainingStep:
-    """SSD with the first three stages of ResNet-34: boxes and classes at six scales, and its hardest negatives."""
+def ssd(batch: int, side: int = 300, has_last_stage: bool = False) -> TrainingStep:
+    """SSD with the first three stages of ResNet-34: boxes and classes at six scales, and its hardest negatives.
+
+    With `has_last_stage`, ResNet-34's last stage is computed too, though nothing uses it, as by MLPerf's submissions of
+    2018.
+    """
     anchors = (4, 6, 6, 6, 4, 4)
     classes = 81
     boxes = sum(places**2 * each for places, each in zip((38, 19, 10, 5, 3, 1), anchors, strict=True))
@@ -259,6 +301,10 @@ def ssd(batch: int, side: int = 300) -> TrainingStep:
         for stage, count in enumerate((3, 4, 6)):
             for number in range(count):
                 x = block(network, x, 64 * 2**stage, 2 if stage == 1 and number == 0 else 1)
+        unused = x
+        for _ in range(3 * has_last_stage):
+            unused = block(network, unused, 512, 1)
+        unused = 1e-9 * lax.stop_gradient(jnp.mean(unused.astype(jnp.float32))) if has_last_stage else 0.0
         scales = [x]
         for inner, outer, stride, padding in (
             (256, 512, 2, "SAME"),
@@ -283,7 +329,7 @@ def ssd(batch: int, side: int = 300) -> TrainingStep:
         hard = rank < 3 * jnp.sum(matched, -1, keepdims=True)
         off = jnp.abs(jnp.concatenate(found, 1).astype(jnp.float32) - places)
         smooth = jnp.sum(jnp.where(off < 1, 0.5 * off**2, off - 0.5), -1)
-        return jnp.mean(jnp.where(matched, smooth, 0.0) + jnp.where(matched | hard, wrong, 0.0))
+        return unused + jnp.mean(jnp.where(matched, smooth, 0.0) + jnp.where(matched | hard, wrong, 0.0))
 
     batches = [shape_of((batch, side, side, 3), jnp.bfloat16), shape_of((batch, boxes, 4))]
     batches += [shape_of((batch, boxes), jnp.int32), shape_of((batch, boxes), jnp.bool_)]

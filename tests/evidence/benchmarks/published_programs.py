@@ -23,6 +23,7 @@ from tests.evidence.benchmarks.published_layers import (
     convolve,
     count,
     cross_entropy,
+    drop,
     layers_of,
     look_up,
     multiply,
@@ -50,6 +51,7 @@ def decoder(
     optimizer: str = "adam",
     attention: str = "splash",
     learned_positions: bool = False,
+    product_loss: bool = False,
     **dimensions: Any,
 ) -> TrainingStep:
     """A language model that predicts each next token.
@@ -71,6 +73,7 @@ def decoder(
         optimizer: Name of the optimizer.
         attention: Name of the way of attention.
         learned_positions: Whether positions are learned vectors.
+        product_loss: Whether the loss is a product with the targets as vectors of zeros and a one.
         dimensions: Those of `Block`.
     """
     whole = Block(attention=Attention(attention), **dimensions)
@@ -99,7 +102,7 @@ def decoder(
         last = weights["embedding"].T if tied else weights["unembedding"]
 
         def part(x_and_targets: tuple[jax.Array, jax.Array]) -> jax.Array:
-            return cross_entropy(x_and_targets[0] @ last, x_and_targets[1])
+            return cross_entropy(x_and_targets[0] @ last, x_and_targets[1], product_loss)
 
         targets = jnp.roll(ids, -1, 1)
         if loss_chunks == 1:
@@ -141,11 +144,12 @@ def vit(
     depth: int = 0,
     shards: int = 1,
     classes: int = 1000,
+    kind: str = "bfloat16",
     **dimensions: Any,
 ) -> TrainingStep:
     """A vision transformer: patches of an image, a stack of blocks, and the mean of all patches.
 
-    `side` and `patch` are in pixels; the rest is as in `decoder`.
+    `side` and `patch` are in pixels, `kind` is the type of all values; the rest is as in `decoder`.
     """
     block = Block(
         attention=Attention.NAIVE, causal=False, gated=False, rms=False, bias=True, rotary=False, **dimensions
@@ -162,7 +166,7 @@ def vit(
     }
 
     def loss(weights: Weights, images: jax.Array, labels: jax.Array) -> jax.Array:
-        x = convolve(images.astype(jnp.bfloat16), weights["patches"], patch, "VALID")
+        x = convolve(images.astype(kind), weights["patches"], patch, "VALID")
         x = x.reshape(batch, places, width) + weights["positions"]
         x = run([block], x, weights["layers"], saved)
         x = norm(x, {"last/scale": weights["scale"], "last/scale/shift": weights["scale/shift"]}, "last", False)
@@ -170,11 +174,14 @@ def vit(
 
     whole = count(weights) + count(layers_of([block], 1, saved)) * (layers - (depth or layers))
     images = [shape_of((batch, side, side, 3)), shape_of((batch,), jnp.int32)]
-    return train(loss, weights, images, Optimizer.ADAM, shards, whole, (depth or layers, layers))
+    depths = depth or layers, layers
+    return train(loss, weights, images, Optimizer.ADAM, shards, whole, depths, kind=jnp.dtype(kind))
 
 
-def mixer(batch: int, side: int, patch: int, layers: int, width: int, tokens_ffn: int, ffn: int) -> TrainingStep:
-    """MLP-Mixer: products over the patches in place of attention."""
+def mixer(
+    batch: int, side: int, patch: int, layers: int, width: int, tokens_ffn: int, ffn: int, kind: str = "bfloat16"
+) -> TrainingStep:
+    """MLP-Mixer: products over the patches in place of attention; `kind` is the type of all values."""
     places = (side // patch) ** 2
     shapes = {"tokens/up": (places, tokens_ffn), "tokens/down": (tokens_ffn, places), "tokens/scale": (width,)}
     shapes |= {"ffn/up": (width, ffn), "ffn/down": (ffn, width), "ffn/scale": (width,)}
@@ -194,13 +201,13 @@ def mixer(batch: int, side: int, patch: int, layers: int, width: int, tokens_ffn
         return x + multiply("bsf,fw->bsw", y, layer, "ffn/down")
 
     def loss(weights: Weights, images: jax.Array, labels: jax.Array) -> jax.Array:
-        x = convolve(images.astype(jnp.bfloat16), weights["patches"], patch, "VALID").reshape(batch, places, width)
+        x = convolve(images.astype(kind), weights["patches"], patch, "VALID").reshape(batch, places, width)
         for layer in weights["layers"]:
             x = apply(x, layer)
         return cross_entropy(jnp.mean(x, 1) @ weights["classes"], labels)
 
     images = [shape_of((batch, side, side, 3)), shape_of((batch,), jnp.int32)]
-    return train(loss, weights, images, Optimizer.ADAM, depths=(layers, layers))
+    return train(loss, weights, images, Optimizer.ADAM, depths=(layers, layers), kind=jnp.dtype(kind))
 
 
 def bert(
@@ -227,9 +234,9 @@ def bert(
         weights: Weights, ids: jax.Array, segments: jax.Array, places: jax.Array, words: jax.Array, labels: jax.Array
     ) -> jax.Array:
         scales = {"last/scale": weights["scale"], "last/scale/shift": weights["scale/shift"]}
-        x = look_up(weights["embedding"], ids, True) + look_up(weights["segments"], segments, True)
-        x = x + weights["positions"]
-        x = run([block], norm(x, scales, "last", False), weights["layers"], None)
+        x = look_up(weights["embedding"], ids, False) + look_up(weights["segments"], segments, True)
+        x = drop(norm(x + weights["positions"], scales, "last", False), block.dropout)
+        x = run([block], x, weights["layers"], None)
         masked = jnp.take_along_axis(x, places[..., None], 1)
         masked = norm(jax.nn.gelu(masked @ weights["transform"]), scales, "last", False)
         logits = masked @ weights["embedding"].T + weights["words"]
@@ -242,11 +249,12 @@ def bert(
 
 
 def translation(
-    batch: int, tokens: int, layers: int, vocabulary: int, dropout: float, one_hot: bool = False, **dimensions: Any
+    batch: int, tokens: int, layers: int, vocabulary: int, dropout: float, smoothing: float, **dimensions: Any
 ) -> TrainingStep:
-    """The transformer that reads one sentence and writes another, each `tokens` long, several packed in one."""
+    """The transformer that reads `tokens` and writes as many; sentences are packed, their masks are left out."""
     naive: dict[str, Any] = {"attention": Attention.NAIVE, "gated": False, "rms": False, "rotary": False}
-    reader = Block(**naive, causal=False, dropout=dropout, **dimensions)
+    naive |= {"relu": True, "dropout": dropout, "hidden_dropout": dropout}
+    reader = Block(**naive, causal=False, **dimensions)
     writer = dataclasses.replace(reader, causal=True, cross=True)
     weights = {
         "embedding": shape_of((vocabulary, reader.width)),
@@ -255,11 +263,11 @@ def translation(
     }
 
     def loss(weights: Weights, source: jax.Array, target: jax.Array) -> jax.Array:
-        read = run([reader], look_up(weights["embedding"], source, one_hot), weights["reader"], None)
-        written = run(
-            [writer], look_up(weights["embedding"], target, one_hot), weights["writer"], None, plain_norm(read)
-        )
-        return cross_entropy(plain_norm(written) @ weights["embedding"].T, jnp.roll(target, -1, 1))
+        texts = [drop(look_up(weights["embedding"], ids, False), dropout) for ids in (source, target)]
+        read = run([reader], texts[0], weights["reader"], None)
+        written = run([writer], texts[1], weights["writer"], None, plain_norm(read))
+        logits = plain_norm(written) @ weights["embedding"].T
+        return cross_entropy(logits, jnp.roll(target, -1, 1), smoothing=smoothing)
 
     texts = [shape_of((batch, tokens), jnp.int32)] * 2
     return train(loss, weights, texts, Optimizer.ADAM, depths=(layers, layers), clip=False)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tpu_components.core.machines.machine_spec import Generation, load_catalogue
 from tpu_components.preflight_training.compiling.hlo import Collective, OperationCost
-from tpu_components.preflight_training.estimate import collective_seconds, gradient_bytes, seconds_of
+from tpu_components.preflight_training.estimate import collective_seconds, seconds_of
 
 _TAIL = 0.05  # Share of steps that may lie on each side of the interval.
 
@@ -125,14 +125,14 @@ def hold_out_intervals(
     return found
 
 
-def summing_seconds(parameters: int, chips: int, generation: Generation) -> float:
+def summing_seconds(num_bytes: int, chips: int, generation: Generation) -> float:
     """Seconds in which the chips of a slice sum the gradients of a replica's weights."""
     slices = [one for one in load_catalogue().slices if one.generation.name == generation.name]
     alike = next((one for one in slices if one.chips == chips), slices[0])
     machine = dataclasses.replace(
         alike, generation=generation, chips=chips, devices=chips * generation.devices_per_chip
     )
-    return collective_seconds(Collective("all-reduce", gradient_bytes(parameters)), machine) or 0.0
+    return collective_seconds(Collective("all-reduce", num_bytes), machine) or 0.0
 
 
 def errors(ratios: Sequence[float]) -> tuple[float, float, float]:

@@ -1,5 +1,7 @@
 """Published step times: each row names a program that exists, or the rule that leaves it out."""
 
+import dataclasses
+import functools
 import json
 import math
 
@@ -8,7 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.evidence.benchmarks import published_compile, published_networks, published_programs
+from tests.evidence.benchmarks import (
+    published_compile,
+    published_layers,
+    published_networks,
+    published_programs,
+    whole_steps,
+)
 
 _PUBLISHED = json.loads(published_compile.PUBLISHED.read_text(encoding="utf-8"))
 _ROWS, _PROGRAMS = _PUBLISHED["rows"], _PUBLISHED["programs"]
@@ -16,6 +24,10 @@ _ROWS, _PROGRAMS = _PUBLISHED["rows"], _PUBLISHED["programs"]
 
 def _build(name, batch=2):
     return published_compile.build_step(_PROGRAMS[name], batch)
+
+
+def _compile_quickly(function):
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def _count(tree):
@@ -42,7 +54,7 @@ def test_a_publication_is_one_row():
 
 def test_the_rows_cover_every_generation_and_more_than_one_kind_of_program():
     compared = [row for row in _ROWS if not row["excluded"]]
-    assert {row["generation"] for row in compared} == set(published_compile.TOPOLOGIES)
+    assert {published_compile.key_of(row).split("/")[-2] for row in compared} == set(published_compile.TOPOLOGIES)
     assert len({row["program"] for row in compared}) >= 60
     assert sum(row["whole"] for row in compared) >= 40
 
@@ -98,6 +110,8 @@ _SMALL = {"batch": 2, "tokens": 8, "layers": 2, "vocabulary": 50, "width": 16, "
         {"one_hot": True, "loss_chunks": 2, "tied": True, "saved": ["query", "key"]},
         {"kv_heads": 1, "qk_norm": True, "post_norm": True, "dropout": 0.1, "saved": None, "gate": True},
         {"attention": "flash", "tokens": 128, "head_dim": 128},
+        {"attention": "blocks", "tokens": 1024, "kv_heads": 1, "product_loss": True},
+        {"gated": False, "relu": True, "hidden_dropout": 0.1, "dropout": 0.1, "late_division": True},
     ],
 )
 def test_decoders_of_every_kind_trace(change):
@@ -111,9 +125,7 @@ def test_a_decoder_of_zeros_finds_all_words_equally_likely():
     small = _SMALL | {"layers": 1, "tokens": 4}
     step = published_programs.decoder(**small, experts=4, active=2, capacity=1.25, attention="naive")
     state, ids = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), step.arguments)
-    # The quickest compilation: what is compiled is no question here.
-    compiled = jax.jit(step.function, compiler_options={"xla_backend_optimization_level": 0})
-    _, loss = compiled(state, ids)
+    _, loss = _compile_quickly(step.function)(state, ids)
     assert loss == pytest.approx(math.log(50), rel=1e-2)
 
 
@@ -122,6 +134,20 @@ def test_chips_that_divide_products_see_a_part_of_each():
     part = published_programs.decoder(**_SMALL, shards=4, tensor=2).arguments[0]
     assert part["layers"][0]["ffn/up"].shape == (2, 16, 16)
     assert _count(part) < 0.6 * _count(whole)
+
+
+def _judge_gradients(network, steps, *arguments):
+    """Compare what a network gives, and its gradients, with those of its steps, which JAX differentiates by itself."""
+
+    def sine(network, *arguments):
+        return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(network(*arguments)))
+
+    found, expected = (
+        _compile_quickly(jax.value_and_grad(functools.partial(sine, each), range(len(arguments))))(*arguments)
+        for each in (network, steps)
+    )
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4)
 
 
 def test_the_gradient_of_an_lstm_is_that_of_its_steps():
@@ -139,9 +165,72 @@ def test_the_gradient_of_an_lstm_is_that_of_its_steps():
             given.append(hidden)
         return jnp.stack(given)
 
-    found, expected = (
-        jax.grad(lambda *both, network=network: jnp.sum(jnp.sin(network(*both))), (0, 1))(inside, recurrent)
-        for network in (published_networks.lstm, steps)
-    )
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
+    _judge_gradients(published_networks.lstm, steps, inside, recurrent)
+
+
+def test_the_gradient_of_a_writing_layer_is_that_of_its_steps():
+    draw = np.random.default_rng(0).normal
+    inside, into, recurrent = (draw(size=shape).astype("float32") for shape in ((3, 2, 16), (4, 16), (4, 16)))
+    memory, keys, query, energy = (draw(size=size).astype("float32") for size in ((5, 2, 4), (5, 2, 4), (4, 4), 4))
+
+    def steps(inside, into, recurrent, memory, keys, query, energy):
+        hidden = cell = context = jnp.zeros((2, 4))
+        given = []
+        for step in inside:
+            i, f, g, o = jnp.split(step + context @ into + hidden @ recurrent, 4, -1)
+            cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
+            hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
+            shares = jax.nn.softmax(jnp.tanh(keys + hidden @ query) @ energy, 0)
+            context = jnp.sum(shares[..., None] * memory, 0)
+            given.append((hidden, context))
+        return tuple(jnp.stack(each) for each in zip(*given, strict=True))
+
+    _judge_gradients(published_networks.write, steps, inside, into, recurrent, memory, keys, query, energy)
+
+
+def test_the_gradient_of_attention_in_blocks_is_that_of_attention(monkeypatch):
+    monkeypatch.setattr(published_layers, "_SIDE", 4)
+    draw = np.random.default_rng(0).normal
+    q, k, v = (draw(size=size).astype("float32") for size in ((2, 2, 3, 12, 8), (2, 2, 12, 8), (2, 2, 12, 8)))
+
+    def whole(q, k, v):
+        scores = jnp.einsum("bkgqd,bksd->bkgqs", q, k)
+        scores = jnp.where(jnp.tril(jnp.ones((12, 12), bool)), scores, -1e10)
+        return jnp.einsum("bkgqs,bksd->bkgqd", jax.nn.softmax(scores, -1), v)
+
+    _judge_gradients(published_layers.in_blocks, whole, q, k, v)
+
+
+def test_attention_that_is_divided_late_is_attention():
+    block = published_layers.Block(16, 2, 8, 32)
+    q, k, v = np.random.default_rng(0).normal(size=(3, 2, 5, 2, 8)).astype("float32")
+    late = dataclasses.replace(block, late_division=True)
+    expected, found = (published_layers.naive(each, q, k, v, causal=True) for each in (block, late))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", [{"is_product": True}, {"smoothing": 1e-9}])
+def test_ways_to_write_a_loss_agree(how):
+    logits = np.random.default_rng(0).normal(size=(3, 7)).astype("float32")
+    targets = np.array([2, 0, 6])
+    expected = float(published_layers.cross_entropy(logits, targets))
+    assert float(published_layers.cross_entropy(logits, targets, **how)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_smoothed_loss_is_that_of_the_smoothed_target():
+    logits = np.random.default_rng(0).normal(size=(1, 5)).astype("float32")
+    target = np.full(5, 0.025)
+    target[3] = 0.9
+    expected = -np.sum(target * np.asarray(jax.nn.log_softmax(logits[0])))
+    found = float(published_layers.cross_entropy(logits, np.array([3]), smoothing=0.1))
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_core_has_half_of_its_chip():
+    generations = whole_steps.load_generations()
+    core, chip = generations["v4-core"], generations["v4"]
+    assert published_compile.key_of(
+        {"program": "gnmt", "generation": "v4", "batch_per_device": 64, "per_core": True}
+    ) == ("gnmt/v4-core/64")
+    assert 2 * core.device_peak_flops == chip.device_peak_flops
+    assert 2 * core.device_bytes_per_second == chip.device_bytes_per_second

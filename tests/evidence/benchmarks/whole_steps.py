@@ -52,7 +52,7 @@ class Row:
         model: The network, as its publisher calls it.
         program: Name of its program.
         kind: Kind of program, such as `decoder`.
-        generation: Of the chips.
+        generation: Of the chips; `v4-core` if a device is one core.
         machine: The slice or slices.
         key: What names the compilation: program, generation and examples per device.
         source: Who published it; a publisher's figures for several slices share what he does and counts.
@@ -76,8 +76,9 @@ class Row:
 
 
 def load_generations() -> dict[str, Generation]:
-    """The catalogue's TPU generations by name."""
-    return {one.name: one for one in load_catalogue().generations if one.accelerator == TPU}
+    """The catalogue's TPU generations by name, and v4 with a device for each core."""
+    found = {one.name: one for one in load_catalogue().generations if one.accelerator == TPU}
+    return found | {f"v4{published_compile.CORE}": dataclasses.replace(found["v4"], devices_per_chip=2)}
 
 
 @functools.cache
@@ -99,17 +100,20 @@ def load_rows() -> list[Row]:
     for raw in published["rows"]:
         if raw["excluded"] or (key := published_compile.key_of(raw)) not in costs:
             continue
-        generation = generations[raw["generation"]]
+        generation = generations[key.split("/")[-2]]
         parameters = costs[key][1]
         is_divided = raw["weights"] != "replicated"
-        communication = _gathering if is_divided else summing_seconds
-        seconds = communication(parameters, raw["chips"], generation) if raw["whole"] else 0.0
+        seconds = 0.0
+        if raw["whole"] and is_divided:
+            seconds = _gathering(parameters, raw["chips"], generation)
+        elif raw["whole"]:
+            seconds = summing_seconds(raw.get("gradient_bytes", 4) * parameters, raw["chips"], generation)
         rows.append(
             Row(
                 model=raw["model"],
                 program=raw["program"],
                 kind=published["programs"][raw["program"]]["kind"],
-                generation=raw["generation"],
+                generation=key.split("/")[-2],
                 machine=raw["slice"],
                 key=key,
                 source=_publisher(raw["source"]),
@@ -199,7 +203,7 @@ def read_programs(folder: Path) -> None:
             "compiler_mib": figures["compiler_peak_mib"],
             "peak_bytes": figures["peak_bytes"],
             "operations": _merge(
-                read_cost(scheduled, functools.partial(layer_of, layers=())).operations, generations[row["generation"]]
+                read_cost(scheduled, functools.partial(layer_of, layers=())).operations, generations[key.split("/")[-2]]
             ),
         }
     kept = {"steps": dict(sorted(steps.items())), "compiler": before["compiler"]}
@@ -314,7 +318,8 @@ def table() -> list[str]:
     lines += ["", "milliseconds; * outside the interval that other programs and publishers give", ""]
     groups = {"whole steps": whole}
     groups |= {f"{_GROUPS[busy]} of the peak": [one for one in whole if is_busy(one) == busy] for busy in (True, False)}
-    groups |= {name: [one for one in whole if one.generation.name == name] for name in load_generations()}
+    names = dict.fromkeys(one.name for one in load_generations().values())
+    groups |= {name: [one for one in whole if one.generation.name == name] for name in names}
     groups |= {kind: [one for one in whole if one.kind == kind] for kind in sorted({one.kind for one in whole})}
     groups |= {"single products": [one for one in observations if not one.is_whole]}
     summary = []
