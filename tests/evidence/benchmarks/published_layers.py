@@ -101,6 +101,8 @@ class Block:
         bias: Whether products have biases.
         rotary: Whether positions rotate queries and keys.
         qk_norm: Whether queries and keys are normalised.
+        v_norm: Whether values are normalised.
+        parallel: Whether attention and the feed-forward part read the same normalised input, as MaxText's did in 2023.
         gate: Whether a product of the input gates what attention gives.
         post_norm: Whether each part's output is normalised too, as Gemma's.
         norm_last: Whether the sum is normalised instead of the input, as BERT's.
@@ -131,6 +133,8 @@ class Block:
     bias: bool = False
     rotary: bool = True
     qk_norm: bool = False
+    v_norm: bool = False
+    parallel: bool = False
     gate: bool = False
     post_norm: bool = False
     norm_last: bool = False
@@ -160,7 +164,8 @@ class Block:
             found[f"{part}/scale"] = (self.width,)
             if self.gate:
                 found[f"{part}/gate"] = (self.width, self.heads, self.head_dim)
-        found["ffn/scale"] = (self.width,)
+        if not self.parallel:
+            found["ffn/scale"] = (self.width,)
         several = (self.experts,) if self.experts else ()
         for name in ("up", "gate") if self.gated else ("up",):
             found[f"ffn/{name}"] = (*several, self.width, self.ffn)
@@ -360,6 +365,8 @@ def _attend(
     v = multiply("bsw,whd->bshd", source, weights, f"{part}/value")
     if block.qk_norm:
         q, k = plain_norm(q), plain_norm(k)
+    if block.v_norm:
+        v = plain_norm(v)
     if block.rotary:
         q, k = _rotate(q), _rotate(k)
     q = q * block.head_dim**-0.5
@@ -448,6 +455,9 @@ def _apply(
         return norm(x + y, weights, name, block.rms) if block.norm_last else x + y
 
     is_saved = "context" in saved
+    if block.parallel:
+        y = norm(x, weights, "attention", block.rms)
+        return x + _attend(block, y, None, weights, is_saved) + _feed_forward(block, y, weights)
     x = add(x, "attention", lambda y: _attend(block, y, None, weights, is_saved))
     if block.cross:
         x = add(x, "cross", lambda y: _attend(block, y, other, weights, is_saved))

@@ -277,11 +277,30 @@ def resnet(
     return _train_convolutions(network, [shape_of((batch, *pixels), jnp.bfloat16), shape_of((batch,), jnp.int32)])
 
 
-def ssd(batch: int, side: int = 300, has_last_stage: bool = False) -> TrainingStep:
+def _hardest(losses: jax.Array, count: jax.Array, is_sorted: bool) -> jax.Array:
+    """Which losses of each row are its `count` (rows, 1) greatest: by sorting, or bit by bit of the least of them."""
+    if is_sorted:
+        return jnp.argsort(jnp.argsort(-losses, -1), -1) < count
+    bits = lax.bitcast_convert_type(losses, jnp.int32)
+
+    def body(number: jax.Array, least: jax.Array) -> jax.Array:
+        higher = least | (1 << (30 - number))
+        return jnp.where(jnp.sum(bits >= higher, -1, keepdims=True) >= count, higher, least)
+
+    return bits >= lax.fori_loop(0, 31, body, jnp.zeros_like(count))
+
+
+def ssd(
+    batch: int, side: int = 300, is_folded: bool = False, is_sorted: bool = False, has_last_stage: bool = False
+) -> TrainingStep:
     """SSD with the first three stages of ResNet-34: boxes and classes at six scales, and its hardest negatives.
 
-    With `has_last_stage`, ResNet-34's last stage is computed too, though nothing uses it, as by MLPerf's submissions of
-    2018.
+    Args:
+        batch: Images of a device.
+        side: Pixels.
+        is_folded: Whether the host folds 2×2 pixels into 12 features.
+        is_sorted: Whether negatives are sorted by their loss.
+        has_last_stage: Whether ResNet-34's last stage is computed, though nothing uses it.
     """
     anchors = (4, 6, 6, 6, 4, 4)
     classes = 81
@@ -297,7 +316,8 @@ def ssd(batch: int, side: int = 300, has_last_stage: bool = False) -> TrainingSt
     def network(
         network: _Convolutions, images: jax.Array, places: jax.Array, labels: jax.Array, matched: jax.Array
     ) -> jax.Array:
-        x = _pool(network.normalize(network.convolve(images, 64, 7, 2)), 3, 2)
+        x = network.convolve(images, 64, 4, 1, ((2, 1), (2, 1))) if is_folded else network.convolve(images, 64, 7, 2)
+        x = _pool(network.normalize(x), 3, 2)
         for stage, count in enumerate((3, 4, 6)):
             for number in range(count):
                 x = block(network, x, 64 * 2**stage, 2 if stage == 1 and number == 0 else 1)
@@ -325,13 +345,13 @@ def ssd(batch: int, side: int = 300, has_last_stage: bool = False) -> TrainingSt
         chosen = jnp.take_along_axis(logits, labels[..., None], -1)[..., 0]
         wrong = jax.nn.logsumexp(logits, -1) - chosen
         negative = jnp.where(matched, 0.0, wrong)
-        rank = jnp.argsort(jnp.argsort(-lax.stop_gradient(negative), -1), -1)
-        hard = rank < 3 * jnp.sum(matched, -1, keepdims=True)
+        hard = _hardest(lax.stop_gradient(negative), 3 * jnp.sum(matched, -1, keepdims=True), is_sorted)
         off = jnp.abs(jnp.concatenate(found, 1).astype(jnp.float32) - places)
         smooth = jnp.sum(jnp.where(off < 1, 0.5 * off**2, off - 0.5), -1)
         return unused + jnp.mean(jnp.where(matched, smooth, 0.0) + jnp.where(matched | hard, wrong, 0.0))
 
-    batches = [shape_of((batch, side, side, 3), jnp.bfloat16), shape_of((batch, boxes, 4))]
+    pixels = (side // 2, side // 2, 12) if is_folded else (side, side, 3)
+    batches = [shape_of((batch, *pixels), jnp.bfloat16), shape_of((batch, boxes, 4))]
     batches += [shape_of((batch, boxes), jnp.int32), shape_of((batch, boxes), jnp.bool_)]
     return _train_convolutions(network, batches)
 

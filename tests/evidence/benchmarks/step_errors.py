@@ -22,6 +22,7 @@ class Observation:
     Attributes:
         key: Program, generation and examples per device.
         program: Name of the program.
+        family: Name of the programs that are variants of one another.
         kind: Kind of program, such as `decoder`.
         generation: The chip.
         sources: Who measured it.
@@ -34,6 +35,7 @@ class Observation:
 
     key: str
     program: str
+    family: str
     kind: str
     generation: Generation
     sources: frozenset[str]
@@ -82,8 +84,8 @@ class Observation:
 
 
 def others_of(observations: Sequence[Observation], one: Observation) -> list[Observation]:
-    """Steps of other programs and other publishers."""
-    return [other for other in observations if other.program != one.program and not other.sources & one.sources]
+    """Steps of other families of programs and other publishers."""
+    return [other for other in observations if other.family != one.family and not other.sources & one.sources]
 
 
 def hold_out_constant(observations: Sequence[Observation]) -> dict[str, float]:

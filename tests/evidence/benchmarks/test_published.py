@@ -111,6 +111,7 @@ _SMALL = {"batch": 2, "tokens": 8, "layers": 2, "vocabulary": 50, "width": 16, "
         {"kv_heads": 1, "qk_norm": True, "post_norm": True, "dropout": 0.1, "saved": None, "gate": True},
         {"attention": "flash", "tokens": 128, "head_dim": 128},
         {"attention": "blocks", "tokens": 1024, "kv_heads": 1, "product_loss": True},
+        {"parallel": True, "qk_norm": True, "v_norm": True},
         {"gated": False, "relu": True, "hidden_dropout": 0.1, "dropout": 0.1, "late_division": True},
     ],
 )
@@ -199,6 +200,13 @@ def test_the_gradient_of_attention_in_blocks_is_that_of_attention(monkeypatch):
         return jnp.einsum("bkgqs,bksd->bkgqd", jax.nn.softmax(scores, -1), v)
 
     _judge_gradients(published_layers.in_blocks, whole, q, k, v)
+
+
+@pytest.mark.parametrize("is_sorted", [True, False])
+def test_the_hardest_losses_are_the_greatest(is_sorted):
+    losses = np.array([[0.5, 3.0, 0.0, 1.5], [2.0, 0.25, 0.125, 4.0]], "float32")
+    found = published_networks._hardest(losses, np.array([[2], [1]]), is_sorted)  # noqa: SLF001
+    assert found.tolist() == [[False, True, False, True], [False, False, False, True]]
 
 
 def test_attention_that_is_divided_late_is_attention():

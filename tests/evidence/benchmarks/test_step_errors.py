@@ -19,6 +19,7 @@ def _step(number=0, ratio=1.0, program=None, source=None):
     return Observation(
         key=f"{number}/v5e",
         program=program or f"program {number}",
+        family=program or f"program {number}",
         kind="decoder",
         generation=_CHIP,
         sources=frozenset([source or f"source {number}"]),

@@ -149,6 +149,7 @@ def load_observations(rows: Iterable[Row]) -> list[Observation]:
     """The distinct estimates: rows whose program, communication and chip are the same are one."""
     costs = load_costs()
     generations = load_generations()
+    programs = _published()["programs"]
     groups = defaultdict(list)
     for row in rows:
         groups[row.key].append(row)
@@ -156,6 +157,7 @@ def load_observations(rows: Iterable[Row]) -> list[Observation]:
         Observation(
             key=key,
             program=group[0].program,
+            family=programs[group[0].program].get("family", group[0].program),
             kind=group[0].kind,
             generation=generations[group[0].generation],
             sources=frozenset(row.source for row in group),
