@@ -132,9 +132,9 @@ def _published() -> dict[str, Any]:
 
 
 def _publisher(address: str) -> str:
-    """The repository of an address: rows of one repository were measured and counted by the same people."""
+    """The repository of an address, whatever its version: its rows were measured and counted by the same people."""
     parts = address.removeprefix("https://").split("/")
-    return "/".join(parts[1:3])
+    return re.sub(r"_v[\d.]+$", "", "/".join(parts[1:3]))
 
 
 def _gathering(parameters: int, chips: int, generation: Generation) -> float:
