@@ -6,7 +6,10 @@ A step counts once, however many publications time it. It is judged by steps of 
 import dataclasses
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+
+from scipy import special
 
 from tpu_components.core.machines.machine_spec import Generation, load_catalogue
 from tpu_components.preflight_training.compiling.hlo import Collective, OperationCost
@@ -105,14 +108,36 @@ def hold_out_constant(observations: Sequence[Observation]) -> dict[str, float]:
     return found
 
 
-def interval(ratios: Sequence[float]) -> tuple[float, float]:
-    """Ends of the interval that holds the next ratio of the same distribution with a probability of 90%.
+def interval(steps: Sequence[Observation]) -> tuple[float, float]:
+    """Ends of the interval that holds the next publisher's ratio with a probability of 90%.
 
-    With fewer than 19 ratios, the probability is lower.
+    The logarithm of a ratio is the sum of a bias of the publisher and one of the program. Both are normal; analysis of
+    variance (https://doi.org/10.1002/9780470316856) gives their variances. Steps of a single publisher count as steps
+    of as many publishers.
     """
-    inwards = max(math.floor(_TAIL * (len(ratios) + 1)) - 1, 0)
-    ordered = sorted(ratios)
-    return ordered[inwards], ordered[-1 - inwards]
+    groups = defaultdict(list)
+    for one in steps:
+        groups[min(one.sources)].append(math.log(one.ratio))
+    if len(groups) == 1:
+        groups = defaultdict(list, {str(number): [value] for number, value in enumerate(*groups.values())})
+    count, sizes = len(steps), {name: len(values) for name, values in groups.items()}
+    means = {name: statistics.fmean(values) for name, values in groups.items()}
+    freedom = len(groups) - 1
+    if not freedom:
+        return steps[0].ratio, steps[0].ratio
+    inside = sum((value - means[name]) ** 2 for name, values in groups.items() for value in values)
+    of_programs = inside / (count - len(groups)) if count > len(groups) else 0.0
+    middle = sum(sizes[name] * means[name] for name in groups) / count
+    between = sum(sizes[name] * (means[name] - middle) ** 2 for name in groups) / freedom
+    typical = (count - sum(size**2 for size in sizes.values()) / count) / freedom
+    of_publishers = max((between - of_programs) / typical, 0.0)
+    if not of_programs + of_publishers:
+        return math.exp(middle), math.exp(middle)
+    weights = {name: 1 / (of_publishers + of_programs / size) for name, size in sizes.items()}
+    whole = sum(weights.values())
+    center = sum(weights[name] * means[name] for name in groups) / whole
+    half = special.stdtrit(freedom, 1 - _TAIL) * math.sqrt(of_programs + of_publishers + 1 / whole)
+    return math.exp(center - half), math.exp(center + half)
 
 
 def hold_out_intervals(
@@ -122,7 +147,7 @@ def hold_out_intervals(
     found = {}
     for one in observations:
         alike = [other for other in others_of(observations, one) if group_of(other) == group_of(one)]
-        low, high = interval([other.ratio for other in alike])
+        low, high = interval(alike)
         found[one.key] = low <= one.ratio <= high
     return found
 

@@ -242,3 +242,10 @@ def test_a_core_has_half_of_its_chip():
     ) == ("gnmt/v4-core/64")
     assert 2 * core.device_peak_flops == chip.device_peak_flops
     assert 2 * core.device_bytes_per_second == chip.device_bytes_per_second
+
+
+def test_costs_are_those_of_the_programs_that_are_written_down():
+    kept = json.loads(whole_steps.COMPILED.read_text(encoding="utf-8"))["steps"]
+    assert {key: step["program"] for key, step in kept.items()} == {
+        key: whole_steps.digest_of(_PROGRAMS[key.split("/")[0]]) for key in kept
+    }

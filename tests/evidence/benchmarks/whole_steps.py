@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import functools
 import gzip
+import hashlib
 import json
 import math
 import re
@@ -126,6 +127,11 @@ def load_rows() -> list[Row]:
     return rows
 
 
+def digest_of(program: Mapping[str, Any]) -> str:
+    """What changes with a program's dimensions or options."""
+    return hashlib.sha256(json.dumps(program, sort_keys=True).encode()).hexdigest()[:12]
+
+
 def _published() -> dict[str, Any]:
     published: dict[str, Any] = json.loads(PUBLISHED.read_text(encoding="utf-8"))
     return published
@@ -174,7 +180,8 @@ def load_observations(rows: Iterable[Row]) -> list[Observation]:
 def read_programs(folder: Path) -> None:
     """Take the costs of every compiled program that is compared from the texts in a folder.
 
-    A program without a text in the folder keeps its costs, so that new programs can be compiled on another machine.
+    A program without a text in the folder keeps its costs, so that new programs can be compiled on another machine. It
+    loses them if it has been changed since.
 
     Raises:
         SystemExit: If another version of the compiler made the texts than the other costs.
@@ -183,10 +190,12 @@ def read_programs(folder: Path) -> None:
     rows = {published_compile.key_of(row): row for row in published["rows"] if not row["excluded"]}
     generations = load_generations()
     before = json.loads(COMPILED.read_text(encoding="utf-8"))
-    steps = {key: step for key, step in before["steps"].items() if key in rows}
+    digests = {key: digest_of(published["programs"][row["program"]]) for key, row in rows.items()}
+    steps = {key: step for key, step in before["steps"].items() if step["program"] == digests.get(key)}
     for key, row in sorted(rows.items()):
         text, beside = published_compile.paths_of(key, folder)
-        if not text.exists():
+        program = published["programs"][row["program"]]
+        if not text.exists() or not published_compile.is_kept(key, program, folder):
             continue
         figures = json.loads(beside.read_text(encoding="utf-8"))
         if figures["versions"] != before["compiler"]:
@@ -198,8 +207,8 @@ def read_programs(folder: Path) -> None:
         scheduled = gzip.decompress(text.read_bytes()).decode()
         if figures["depth"] != figures["real_depth"]:
             scheduled = _deepen(scheduled, figures["depth"], figures["real_depth"])
-        program = published["programs"][row["program"]]
         steps[key] = {
+            "program": digests[key],
             "parameters": _parameters(program, row["batch_per_device"]),
             "seconds": figures["seconds"],
             "compiler_mib": figures["compiler_peak_mib"],
@@ -274,7 +283,7 @@ def accuracies(rows: Sequence[Row]) -> dict[bool, Accuracy]:
     for busy in (True, False):
         own = {one.key: one for one in observations if is_busy(one) == busy}
         ratios = [one.ratio for one in own.values()]
-        low, high = (round(end, 2) for end in interval(ratios))
+        low, high = (round(end, 2) for end in interval(list(own.values())))
         median, most, _ = errors(ratios)
         steps = sum(row.key in own for row in rows)
         found[busy] = Accuracy(
