@@ -92,8 +92,8 @@ class Accuracy:
 
 
 _UNKNOWN = Accuracy(1.0, 1.0, 1.0, 0, 0)  # For GPUs, whose time is not estimated.
-_WELL = Accuracy(1.0, 0.87, 1.54, 43, 29, 30, 32, 43, 0.09, 0.22)
-_LITTLE = Accuracy(1.0, 0.46, 1.96, 52, 33, 37, 40, 52, 0.21, 0.82)
+_WELL = Accuracy(1.0, 0.84, 1.36, 44, 31, 30, 33, 44, 0.07, 0.22)
+_LITTLE = Accuracy(1.0, 0.48, 1.77, 66, 33, 47, 53, 66, 0.19, 0.8)
 _GROUPS = (_WELL, _LITTLE)
 INTERVALS = (
     "The range in brackets should contain nine of ten step times. It contained "
