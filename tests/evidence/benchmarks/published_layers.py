@@ -108,10 +108,10 @@ class Block:
         norm_last: Whether the sum is normalised instead of the input, as BERT's.
         cross: Whether the block attends to another sequence too.
         dropout: Share of values dropped after each part, and of attention's weights.
-        hidden_dropout: Share of the feed-forward part's hidden features that is dropped.
+        hidden_dropout: Fraction of the feed-forward part's hidden features to drop.
         relu: Whether ReLU is the feed-forward part's activation, not GELU. Without effect if `gated`.
-        late_division: Whether attention is divided by the sum of its weights after the product with the values, as by
-            MLPerf's BERT on v4.
+        late_division: Whether to divide attention by the sum of its weights only after the product with the values, as
+            MLPerf's BERT does on TPU v4.
         experts: Experts of the feed-forward part; 0 for none.
         active: How many of them a token uses.
         capacity: Room of an expert over its fair share; 0 if no token is dropped.
@@ -256,9 +256,9 @@ _SIDE = 1024  # Tokens of a block of Levanter's attention.
 
 
 def _pairs(tokens: int) -> list[tuple[slice, slice]]:
-    """Blocks of queries, each with the blocks of keys that it sees."""
+    """Return every block of queries with each block of keys that it sees."""
     if tokens % _SIDE:
-        raise ValueError(f"Levanter's attention needs a multiple of {_SIDE} tokens, not {tokens}.")
+        raise ValueError(f"Levanter's attention requires a multiple of {_SIDE} as the number of tokens, got {tokens}.")
     parts = [slice(start, start + _SIDE) for start in range(0, tokens, _SIDE)]
     return [(queries, keys) for queries in parts for keys in parts if keys.start <= queries.start]
 
@@ -290,9 +290,9 @@ def _blocks_forward(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array
 
 @jax.custom_vjp
 def in_blocks(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Causal attention, block by block; queries are (batch, keys, groups, tokens, features).
+    """Return blockwise causal attention; `q` has the shape (batch, key heads, groups, tokens, features).
 
-    Each block is computed again for the backward pass, from the logarithm of its sum.
+    Each block is recomputed in the backward pass, from the saved log-sum-exp of each query.
     """
     return _blocks_forward(q, k, v)[0]
 
@@ -519,8 +519,8 @@ def cross_entropy(logits: jax.Array, targets: jax.Array, is_product: bool = Fals
     Args:
         logits: Of all classes, on the last axis.
         targets: The classes.
-        is_product: Whether the loss is a product with the target as a vector of zeros and a one, as Levanter's was.
-        smoothing: Share of the target that all classes have alike.
+        is_product: Whether to compute the loss as a product with the one-hot target, as Levanter did until 2025.
+        smoothing: Label smoothing.
     """
     logits = logits.astype(jnp.float32)
     whole = jax.nn.logsumexp(logits, -1)

@@ -88,18 +88,18 @@ def _write(inside: jax.Array, into: jax.Array, recurrent: jax.Array, *rest: jax.
 
 @jax.custom_vjp
 def write(inside: jax.Array, into: jax.Array, recurrent: jax.Array, *rest: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The first writing layer, whose input at a step is what it attended to at the step before.
+    """The first layer of the decoder, whose input at a step includes the attention context of the step before.
 
-    The gradients of its two large weights are products after the loop, as the submissions compute them.
+    The gradients of its two large weight matrices are computed as products after the loop, as in the submissions.
 
     Args:
         inside: Products with the words, (tokens, batch, 4 × width).
-        into: Weights of what was attended to, (width, 4 × width).
+        into: Weights of the attention context, (width, 4 × width).
         recurrent: Weights of the layer's own output, (width, 4 × width).
-        *rest: What was read (tokens, batch, width); its keys; weights of the query; and those of the energy.
+        *rest: The encoder's output (tokens, batch, width); its keys; weights of the query; weights of the energy.
 
     Returns:
-        What the layer gives, and what it attended to.
+        The layer's output, and the attention context.
     """
     return _write(inside, into, recurrent, *rest)
 
@@ -278,7 +278,10 @@ def resnet(
 
 
 def _hardest(losses: jax.Array, count: jax.Array, is_sorted: bool) -> jax.Array:
-    """Which losses of each row are its `count` (rows, 1) greatest: by sorting, or bit by bit of the least of them."""
+    """Return a mask of the `count` largest losses of each row; `count` has the shape (rows, 1).
+
+    They are found by sorting, or by determining the smallest of them bit by bit.
+    """
     if is_sorted:
         return jnp.argsort(jnp.argsort(-losses, -1), -1) < count
     bits = lax.bitcast_convert_type(losses, jnp.int32)
@@ -300,7 +303,7 @@ def ssd(
         side: Pixels.
         is_folded: Whether the host folds 2×2 pixels into 12 features.
         is_sorted: Whether negatives are sorted by their loss.
-        has_last_stage: Whether ResNet-34's last stage is computed, though nothing uses it.
+        has_last_stage: Whether to compute ResNet-34's last stage, although nothing uses it.
     """
     anchors = (4, 6, 6, 6, 4, 4)
     classes = 81

@@ -73,7 +73,7 @@ def decoder(
         optimizer: Name of the optimizer.
         attention: Name of the way of attention.
         learned_positions: Whether positions are learned vectors.
-        product_loss: Whether the loss is a product with the targets as vectors of zeros and a one.
+        product_loss: Whether to compute the loss as a product with one-hot targets.
         dimensions: Those of `Block`.
     """
     whole = Block(attention=Attention(attention), **dimensions)
@@ -251,7 +251,7 @@ def bert(
 def translation(
     batch: int, tokens: int, layers: int, vocabulary: int, dropout: float, smoothing: float, **dimensions: Any
 ) -> TrainingStep:
-    """The transformer that reads `tokens` and writes as many; sentences are packed, their masks are left out."""
+    """The transformer that reads `tokens` tokens and writes as many. Sentences are packed; their masks are left out."""
     naive: dict[str, Any] = {"attention": Attention.NAIVE, "gated": False, "rms": False, "rotary": False}
     naive |= {"relu": True, "dropout": dropout, "hidden_dropout": dropout}
     reader = Block(**naive, causal=False, **dimensions)

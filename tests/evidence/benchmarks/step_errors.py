@@ -109,11 +109,11 @@ def hold_out_constant(observations: Sequence[Observation]) -> dict[str, float]:
 
 
 def interval(steps: Sequence[Observation]) -> tuple[float, float]:
-    """Ends of the interval that holds the next publisher's ratio with a probability of 90%.
+    """Return the bounds of the 90% prediction interval of measured over estimated time, for a new publisher's program.
 
-    The logarithm of a ratio is the sum of a bias of the publisher and one of the program. Both are normal; analysis of
-    variance (https://doi.org/10.1002/9780470316856) gives their variances. Steps of a single publisher count as steps
-    of as many publishers.
+    The logarithm of the ratio is modelled as a bias of the publisher plus a bias of the program. Both are normal, with
+    variances from an analysis of variance (https://doi.org/10.1002/9780470316856). If all steps are of one publisher,
+    each counts as a different publisher's.
     """
     groups = defaultdict(list)
     for one in steps:

@@ -128,7 +128,7 @@ def load_rows() -> list[Row]:
 
 
 def digest_of(program: Mapping[str, Any]) -> str:
-    """What changes with a program's dimensions or options."""
+    """Return a digest that changes with the program's dimensions and options."""
     return hashlib.sha256(json.dumps(program, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -178,10 +178,10 @@ def load_observations(rows: Iterable[Row]) -> list[Observation]:
 
 
 def read_programs(folder: Path) -> None:
-    """Take the costs of every compiled program that is compared from the texts in a folder.
+    """Read the costs of every compared program from the compiled texts in a folder.
 
-    A program without a text in the folder keeps its costs, so that new programs can be compiled on another machine. It
-    loses them if it has been changed since.
+    A program without a text in the folder keeps its stored costs, so that new programs can be compiled on another
+    machine. The stored costs of a program that has changed are dropped.
 
     Raises:
         SystemExit: If another version of the compiler made the texts than the other costs.
