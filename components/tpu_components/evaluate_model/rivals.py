@@ -115,7 +115,7 @@ def _find_best(
 
 
 def find_held_out(params: EvaluateParams, records_dir: Path, digest: str, champion: Rival) -> HeldOutSet | None:
-    """Return the champion registry's record of the gate's decisions on this test set.
+    """Return the gate's earlier decisions on this test set, as recorded in the champion's registry.
 
     Return None if there is no registry, if the split is the training split, or if the records have no example IDs.
     """

@@ -192,7 +192,7 @@ class PlatformClient(Protocol):
         """Return the job with this ID, or None if there is none."""
 
     def latest(self, name: str) -> Submission | None:
-        """Return the newest job with this name. If no job has the name, return the job with this ID, or None."""
+        """Return the newest job with this name, otherwise the job with this ID, otherwise None."""
 
     def cancel(self, job_id: str) -> None:
         """Stop a job, unless it has ended."""

@@ -92,7 +92,7 @@ class Platform(Protocol):
         """Beam runner that is part of the platform, or an empty string if there is none."""
 
     def in_region(self, machine: "MachineSpec", region: str) -> "MachineSpec":
-        """Return the machine, with this region if it has no region and the platform chooses machines by region.
+        """Return the machine, with its region set to `region` if it has none and the platform has regions.
 
         Raises:
             InputError: If the region does not have the machine.
@@ -171,7 +171,7 @@ def default_platform() -> Platform:
 
 
 def platform_priced_as(catalogue_name: str) -> Platform:
-    """Return the first platform whose `catalogue_name` is this name."""
+    """Return the first platform that has this `catalogue_name`."""
     return next(platform for platform in PLATFORMS.values() if platform.catalogue_name == catalogue_name)
 
 

@@ -47,8 +47,12 @@ _ENVIRONMENT = {
 
 def key_of(row: Mapping[str, Any]) -> str:
     """What names a row's compilation: program, generation and examples per device."""
-    device = row["generation"] + (CORE if row.get("per_core") else "")
-    return "/".join((row["program"], device, f"{row['batch_per_device']:g}"))
+    return "/".join((row["program"], device_of(row), f"{row['batch_per_device']:g}"))
+
+
+def device_of(row: Mapping[str, Any]) -> str:
+    """What a row's program runs on: the generation, or one core of its chips."""
+    return row["generation"] + (CORE if row.get("per_core") else "")
 
 
 def paths_of(key: str, folder: Path = CACHE) -> tuple[Path, Path]:

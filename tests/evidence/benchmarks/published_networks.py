@@ -231,6 +231,17 @@ def _train_convolutions(
     )
 
 
+def _pixels_of(side: int, is_folded: bool) -> tuple[int, int, int]:
+    """Shape of an image, of which the host folds 2×2 pixels into 12 features if `is_folded`."""
+    return (side // 2, side // 2, 12) if is_folded else (side, side, 3)
+
+
+def _stem(network: _Convolutions, x: jax.Array, is_folded: bool) -> jax.Array:
+    """ResNet's first convolution, and its maximum of 3×3 places."""
+    x = network.convolve(x, 64, 4, 1, ((2, 1), (2, 1))) if is_folded else network.convolve(x, 64, 7, 2)
+    return _pool(network.normalize(x), 3, 2)
+
+
 def resnet(
     batch: int, side: int, blocks: Sequence[int], is_folded: bool = False, is_rs: bool = False, classes: int = 1000
 ) -> TrainingStep:
@@ -265,16 +276,15 @@ def resnet(
             for features, stride in ((32, 2), (32, 1), (64, 1), (64, 2)):
                 x = network.normalize(network.convolve(x, features, 3, stride))
         else:
-            x = network.convolve(x, 64, 4, 1, ((2, 1), (2, 1))) if is_folded else network.convolve(x, 64, 7, 2)
-            x = _pool(network.normalize(x), 3, 2)
+            x = _stem(network, x, is_folded)
         for stage, count in enumerate(blocks):
             for number in range(count):
                 is_first = number == 0
                 x = block(network, x, 64 * 2**stage, 2 if is_first and stage else 1, is_first)
         return cross_entropy(jnp.mean(x, (1, 2)) @ network.weight(x.shape[-1], classes), labels)
 
-    pixels = (side // 2, side // 2, 12) if is_folded else (side, side, 3)
-    return _train_convolutions(network, [shape_of((batch, *pixels), jnp.bfloat16), shape_of((batch,), jnp.int32)])
+    images = shape_of((batch, *_pixels_of(side, is_folded)), jnp.bfloat16)
+    return _train_convolutions(network, [images, shape_of((batch,), jnp.int32)])
 
 
 def _hardest(losses: jax.Array, count: jax.Array, is_sorted: bool) -> jax.Array:
@@ -319,15 +329,16 @@ def ssd(
     def network(
         network: _Convolutions, images: jax.Array, places: jax.Array, labels: jax.Array, matched: jax.Array
     ) -> jax.Array:
-        x = network.convolve(images, 64, 4, 1, ((2, 1), (2, 1))) if is_folded else network.convolve(images, 64, 7, 2)
-        x = _pool(network.normalize(x), 3, 2)
+        x = _stem(network, images, is_folded)
         for stage, count in enumerate((3, 4, 6)):
             for number in range(count):
                 x = block(network, x, 64 * 2**stage, 2 if stage == 1 and number == 0 else 1)
-        unused = x
-        for _ in range(3 * has_last_stage):
-            unused = block(network, unused, 512, 1)
-        unused = 1e-9 * lax.stop_gradient(jnp.mean(unused.astype(jnp.float32))) if has_last_stage else 0.0
+        unused: Any = 0.0
+        if has_last_stage:
+            last = x
+            for _ in range(3):
+                last = block(network, last, 512, 1)
+            unused = 1e-9 * lax.stop_gradient(jnp.mean(last.astype(jnp.float32)))
         scales = [x]
         for inner, outer, stride, padding in (
             (256, 512, 2, "SAME"),
@@ -353,8 +364,8 @@ def ssd(
         smooth = jnp.sum(jnp.where(off < 1, 0.5 * off**2, off - 0.5), -1)
         return unused + jnp.mean(jnp.where(matched, smooth, 0.0) + jnp.where(matched | hard, wrong, 0.0))
 
-    pixels = (side // 2, side // 2, 12) if is_folded else (side, side, 3)
-    batches = [shape_of((batch, *pixels), jnp.bfloat16), shape_of((batch, boxes, 4))]
+    images = shape_of((batch, *_pixels_of(side, is_folded)), jnp.bfloat16)
+    batches = [images, shape_of((batch, boxes, 4))]
     batches += [shape_of((batch, boxes), jnp.int32), shape_of((batch, boxes), jnp.bool_)]
     return _train_convolutions(network, batches)
 

@@ -174,7 +174,7 @@ def vit(
 
     whole = count(weights) + count(layers_of([block], 1, saved)) * (layers - (depth or layers))
     images = [shape_of((batch, side, side, 3)), shape_of((batch,), jnp.int32)]
-    depths = depth or layers, layers
+    depths = (depth or layers, layers)
     return train(loss, weights, images, Optimizer.ADAM, shards, whole, depths, kind=jnp.dtype(kind))
 
 

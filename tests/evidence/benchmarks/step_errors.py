@@ -9,6 +9,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 from scipy import special
 
 from tpu_components.core.machines.machine_spec import Generation, load_catalogue
@@ -115,28 +116,25 @@ def interval(steps: Sequence[Observation]) -> tuple[float, float]:
     variances from an analysis of variance (https://doi.org/10.1002/9780470316856). If all steps are of one publisher,
     each counts as a different publisher's.
     """
-    groups = defaultdict(list)
-    for one in steps:
-        groups[min(one.sources)].append(math.log(one.ratio))
-    if len(groups) == 1:
-        groups = defaultdict(list, {str(number): [value] for number, value in enumerate(*groups.values())})
-    count, sizes = len(steps), {name: len(values) for name, values in groups.items()}
-    means = {name: statistics.fmean(values) for name, values in groups.items()}
-    freedom = len(groups) - 1
-    if not freedom:
+    if len({one.ratio for one in steps}) == 1:
         return steps[0].ratio, steps[0].ratio
-    inside = sum((value - means[name]) ** 2 for name, values in groups.items() for value in values)
-    of_programs = inside / (count - len(groups)) if count > len(groups) else 0.0
-    middle = sum(sizes[name] * means[name] for name in groups) / count
-    between = sum(sizes[name] * (means[name] - middle) ** 2 for name in groups) / freedom
-    typical = (count - sum(size**2 for size in sizes.values()) / count) / freedom
+    by_publisher = defaultdict(list)
+    for one in steps:
+        by_publisher[min(one.sources)].append(math.log(one.ratio))
+    groups = list(by_publisher.values())
+    if len(groups) == 1:
+        groups = [[value] for value in groups[0]]
+    sizes = np.array([len(values) for values in groups])
+    means = np.array([statistics.fmean(values) for values in groups])
+    freedom = len(groups) - 1
+    inside = sum((value - mean) ** 2 for values, mean in zip(groups, means, strict=True) for value in values)
+    of_programs = inside / max(len(steps) - len(groups), 1)
+    between = sizes @ (means - sizes @ means / len(steps)) ** 2 / freedom
+    typical = (len(steps) - sizes @ sizes / len(steps)) / freedom
     of_publishers = max((between - of_programs) / typical, 0.0)
-    if not of_programs + of_publishers:
-        return math.exp(middle), math.exp(middle)
-    weights = {name: 1 / (of_publishers + of_programs / size) for name, size in sizes.items()}
-    whole = sum(weights.values())
-    center = sum(weights[name] * means[name] for name in groups) / whole
-    half = special.stdtrit(freedom, 1 - _TAIL) * math.sqrt(of_programs + of_publishers + 1 / whole)
+    weights = 1 / (of_publishers + of_programs / sizes)
+    center = weights @ means / weights.sum()
+    half = special.stdtrit(freedom, 1 - _TAIL) * math.sqrt(of_programs + of_publishers + 1 / weights.sum())
     return math.exp(center - half), math.exp(center + half)
 
 

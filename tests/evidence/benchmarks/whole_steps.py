@@ -36,7 +36,7 @@ from tests.evidence.benchmarks.step_errors import (
 from tpu_components.core.machines.machine_spec import TPU, Generation, load_catalogue
 from tpu_components.core.pages.blocks import Table
 from tpu_components.preflight_training.compiling.hlo import Kind, OperationCost, layer_of, read_cost
-from tpu_components.preflight_training.estimate import WELL_USED, Accuracy, seconds_of
+from tpu_components.preflight_training.estimate import WELL_USED, Accuracy, gradient_bytes, seconds_of
 
 PUBLISHED = published_compile.PUBLISHED
 COMPILED = Path(__file__).parent / "compiled_steps.json"
@@ -52,6 +52,7 @@ class Row:
     Attributes:
         model: The network, as its publisher calls it.
         program: Name of its program.
+        family: Name of the program that it is a variant of, or its own.
         kind: Kind of program, such as `decoder`.
         generation: Of the chips; `v4-core` if a device is one core.
         machine: The slice or slices.
@@ -65,6 +66,7 @@ class Row:
 
     model: str
     program: str
+    family: str
     kind: str
     generation: str
     machine: str
@@ -101,20 +103,25 @@ def load_rows() -> list[Row]:
     for raw in published["rows"]:
         if raw["excluded"] or (key := published_compile.key_of(raw)) not in costs:
             continue
-        generation = generations[key.split("/")[-2]]
+        device = published_compile.device_of(raw)
+        generation = generations[device]
+        program = published["programs"][raw["program"]]
         parameters = costs[key][1]
         is_divided = raw["weights"] != "replicated"
         seconds = 0.0
         if raw["whole"] and is_divided:
             seconds = _gathering(parameters, raw["chips"], generation)
         elif raw["whole"]:
-            seconds = summing_seconds(raw.get("gradient_bytes", 4) * parameters, raw["chips"], generation)
+            of_each = raw.get("gradient_bytes")
+            num_bytes = of_each * parameters if of_each else gradient_bytes(parameters)
+            seconds = summing_seconds(num_bytes, raw["chips"], generation)
         rows.append(
             Row(
                 model=raw["model"],
                 program=raw["program"],
-                kind=published["programs"][raw["program"]]["kind"],
-                generation=key.split("/")[-2],
+                family=program.get("family", raw["program"]),
+                kind=program["kind"],
+                generation=device,
                 machine=raw["slice"],
                 key=key,
                 source=_publisher(raw["source"]),
@@ -155,7 +162,6 @@ def load_observations(rows: Iterable[Row]) -> list[Observation]:
     """The distinct estimates: rows whose program, communication and chip are the same are one."""
     costs = load_costs()
     generations = load_generations()
-    programs = _published()["programs"]
     groups = defaultdict(list)
     for row in rows:
         groups[row.key].append(row)
@@ -163,7 +169,7 @@ def load_observations(rows: Iterable[Row]) -> list[Observation]:
         Observation(
             key=key,
             program=group[0].program,
-            family=programs[group[0].program].get("family", group[0].program),
+            family=group[0].family,
             kind=group[0].kind,
             generation=generations[group[0].generation],
             sources=frozenset(row.source for row in group),
@@ -194,10 +200,12 @@ def read_programs(folder: Path) -> None:
     steps = {key: step for key, step in before["steps"].items() if step["program"] == digests.get(key)}
     for key, row in sorted(rows.items()):
         text, beside = published_compile.paths_of(key, folder)
-        program = published["programs"][row["program"]]
-        if not text.exists() or not published_compile.is_kept(key, program, folder):
+        if not text.exists():
             continue
+        program = published["programs"][row["program"]]
         figures = json.loads(beside.read_text(encoding="utf-8"))
+        if figures["program"] != program:
+            continue
         if figures["versions"] != before["compiler"]:
             raise SystemExit(
                 f"Cannot compare programs of two compilers: {key} is of {figures['versions']}, and {COMPILED.name} of "
@@ -214,7 +222,8 @@ def read_programs(folder: Path) -> None:
             "compiler_mib": figures["compiler_peak_mib"],
             "peak_bytes": figures["peak_bytes"],
             "operations": _merge(
-                read_cost(scheduled, functools.partial(layer_of, layers=())).operations, generations[key.split("/")[-2]]
+                read_cost(scheduled, functools.partial(layer_of, layers=())).operations,
+                generations[published_compile.device_of(row)],
             ),
         }
     kept = {"steps": dict(sorted(steps.items())), "compiler": before["compiler"]}

@@ -16,6 +16,10 @@ def test_intervals_of_a_fleet_hold_and_become_narrower():
     assert tallies[True][0].count == 0, "no program is known before the first run"
 
 
+def test_intervals_of_programs_that_use_little_of_the_peak_hold_from_the_first_run_on():
+    assert covered_from(simulate(Fleet(accuracy_at(0.0)), times=12)[False]) == 0
+
+
 def test_coverage_must_hold_to_the_end():
     tallies = [Tally(count=20, inside=18) for _ in STAGES]
     assert covered_from(tallies) == 0

@@ -567,7 +567,7 @@ class MachineSpec:
         return PaidMachine(self.name, self.region, self.spot, target, timeout_seconds=self.timeout_seconds)
 
     def in_region(self, region: str) -> "MachineSpec":
-        """Return the machine, with this region if it has none.
+        """Return the machine, with its region set to `region` if it has none.
 
         Raises:
             InputError: If the machine's reservation is in another region.

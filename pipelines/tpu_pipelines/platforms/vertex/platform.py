@@ -57,7 +57,7 @@ class Vertex:
         return is_in_registry(image)
 
     def in_region(self, machine: "MachineSpec", region: str) -> "MachineSpec":
-        """Return the machine, with this region if it has none."""
+        """Return the machine, with its region set to `region` if it has none."""
         return machine.in_region(region)
 
     def training_retries(self, machine: "MachineSpec") -> int:

@@ -1,4 +1,4 @@
-"""Memory, disk and time of a step on Vertex AI."""
+"""Memory, disk space and time limits of steps on Vertex AI."""
 
 import itertools
 from typing import Any
