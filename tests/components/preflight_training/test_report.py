@@ -11,7 +11,7 @@ from tpu_components.core.base.terminal import visible
 from tpu_components.core.examples.artifacts import PREFLIGHT_FILE, PREFLIGHT_REPORT_FILE
 from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.preflight_training.data import DataFacts, HostRate
-from tpu_components.preflight_training.estimate import INTERVALS, Accuracy, EpochTime, LayerTime, StepTime
+from tpu_components.preflight_training.estimate import INTERVALS, Accuracy, EpochTime, LayerTime, StepTime, accuracy_at
 from tpu_components.preflight_training.findings import Cost, MachineReport, PreflightReport
 from tpu_components.preflight_training.largest_batch import LargestBatch
 from tpu_components.preflight_training.report import as_text, write_report
@@ -493,6 +493,9 @@ def test_the_readme_shows_what_preflight_prints():
     """Of the report that is kept, made by the command in the README: its table and its advice, as they are laid out."""
     repository = Path(__file__).parents[3]
     report = PreflightReport.load(repository / "tests/golden/preflight")
+    for machine in report.machines:
+        today = accuracy_at(machine.step.mxu_utilization)
+        assert machine.accuracy == today, "Make it anew: python -m tests.evidence.generated --preflight"
     headline, table, _, advice, *_ = as_text(report).split("\n\n")
     readme = (repository / "README.md").read_text(encoding="utf-8")
     command = "$ tpu-pipelines preflight digits --compare v5e-1,v6e-1 --target vertex,kubeflow"
