@@ -609,7 +609,8 @@ def _may_scale(model: Any) -> bool:
 def _run_builder(name: str, interface: Interface, parameters: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
     (builder, module), facts = _builder(name), interface.facts
     signature = inspect.signature(builder)
-    wanted = [fact for fact in signature.parameters if fact in FACTS and fact not in facts]
+    required = [name for name, parameter in signature.parameters.items() if parameter.default is parameter.empty]
+    wanted = [name for name in required if name in FACTS and name not in facts]
     if wanted:
         raise InputError(
             f"The model {name!r} needs {', '.join(wanted)}, which data of {interface.input.plural} for "

@@ -180,6 +180,19 @@ def test_model_of_texts_is_built_from_their_facts(tmp_path):
     assert (model.input_shape, model.output_shape, model.count_params()) == ((None, 5), (None, 2), 20 * 2 + 3 * 2)
 
 
+def test_one_function_builds_models_of_images_and_of_texts(tmp_path):
+    path = tmp_path / "either.py"
+    path.write_text(
+        "import keras\n"
+        "def build_model(num_classes, image_shape=None, num_tokens=0, vocabulary_size=0):\n"
+        "    shape = image_shape or (num_tokens,)\n"
+        "    return keras.Sequential([keras.Input(shape, dtype='uint8' if image_shape else 'int32'),\n"
+        "        keras.layers.Flatten(), keras.layers.Dense(num_classes, activation='softmax')])\n"
+    )
+    assert build_model(str(path), _DIGITS, {}).input_shape == (None, 8, 8, 1)
+    assert build_model(str(path), _REVIEWS, {}).input_shape == (None, 5)
+
+
 def test_model_of_the_other_kind_of_data_is_refused_in_words(tmp_path):
     path = tmp_path / "words.py"
     path.write_text(_TEXT_SOURCE)
