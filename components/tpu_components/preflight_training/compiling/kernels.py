@@ -1,7 +1,9 @@
-"""Arithmetic of hand-written kernels (Pallas), read from the program that a custom call carries.
+"""Arithmetic of kernels, read from the program that a custom call carries.
 
-The compiler has no estimate of the cycles of a custom call. The program of a custom call is MLIR bytecode of the
-dialects that Mosaic compiles: https://github.com/jax-ml/jax/blob/main/jaxlib/mosaic/dialect/tpu/tpu_ops.td.
+The compiler has no estimate of the cycles of a custom call. The program of a custom call is MLIR of the dialects that
+Mosaic compiles: https://github.com/jax-ml/jax/blob/main/jaxlib/mosaic/dialect/tpu/tpu_ops.td. JAX writes the program of
+a Pallas kernel as bytecode with a version. The compiler writes a kernel of its own, such as the one that computes a
+softmax between two products block by block, as text without a version.
 """
 
 import base64
@@ -10,6 +12,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+_VERSION = "stable_mosaic.version"
 _PRODUCTS = ("tpu.matmul", "vector.contract")
 LANES = 128  # Columns of a vector register: a head of 64 features is as slow as one of 128.
 # A mask lets a kernel skip blocks, and only the values of the mask say how many: half of them, as for a causal mask.
@@ -39,19 +42,20 @@ def kernel_work(body: str) -> KernelWork:
     The work is zero if the kernel has no product, or its program cannot be read.
 
     Args:
-        body: The kernel's program: MLIR bytecode, encoded in base64.
+        body: The kernel's program: MLIR bytecode or text, encoded in base64.
     """
     from jax._src.lib import tpu  # type: ignore[attr-defined]
+    from jax.interpreters import mlir
     from jaxlib.mlir import ir, passmanager
 
-    context = ir.Context()
+    context = mlir.make_ir_context()  # Knows the dialects of the text.
     context.allow_unregistered_dialects = True
     try:
         with context, ir.Location.unknown():
             tpu.register_dialect(context)
             module = ir.Module.parse(base64.b64decode(body))
-            # The bytecode has a version; this turns it into that of the installed jaxlib.
-            passmanager.PassManager.parse("builtin.module(mosaic-serde{serialize=false})").run(module.operation)
+            if _VERSION in module.operation.attributes:  # This turns it into that of the installed jaxlib.
+                passmanager.PassManager.parse("builtin.module(mosaic-serde{serialize=false})").run(module.operation)
             return _sum(_work(function.operation).times(_grid(function)) for function in module.body.operations)
     except (ir.MLIRError, RuntimeError, ValueError):
         return KernelWork()

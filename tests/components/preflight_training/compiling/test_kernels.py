@@ -1,5 +1,6 @@
 """Kernels that Pallas lowers for a TPU, whose arithmetic is known."""
 
+import base64
 import json
 
 import pytest
@@ -64,6 +65,25 @@ def test_kernels_count_their_products_in_every_tile_of_the_grid(run_with_jax):
         "attend": [(attention, attention)],
         "narrow": [(attention / 2, attention)],  # Half of each register is empty.
     }
+
+
+def test_a_kernel_that_the_compiler_wrote_as_text_counts_its_products():
+    text = b"""module {
+      func.func @main(%arg0: i32, %arg1: memref<512x128xbf16>) attributes {iteration_bounds = array<i64: 8, 4>} {
+        %c0 = arith.constant 0 : index
+        %x = vector.load %arg1[%c0, %c0] : memref<512x128xbf16>, vector<512x128xbf16>
+        %zero = arith.constant dense<0.0> : vector<512x512xf32>
+        %product = vector.contract {
+          indexing_maps = [
+            affine_map<(i, j, k) -> (i, k)>, affine_map<(i, j, k) -> (j, k)>, affine_map<(i, j, k) -> (i, j)>
+          ],
+          iterator_types = ["parallel", "parallel", "reduction"], kind = #vector.kind<add>
+        } %x, %x, %zero : vector<512x128xbf16>, vector<512x128xbf16> into vector<512x512xf32>
+        return
+      }
+    }"""
+    product = 8 * 4 * 2.0 * 512 * 512 * 128
+    assert kernel_work(base64.b64encode(text).decode()) == (product, product)
 
 
 @pytest.mark.parametrize("body", ["", "bm90aGluZw==", "no base64"])

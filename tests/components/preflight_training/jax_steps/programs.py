@@ -143,6 +143,12 @@ class _Gspmd:
         return types.SimpleNamespace(lower=lower)
 
 
+def attention(query, key, value):
+    """The compiler writes a kernel of its own for this."""
+    scores = jnp.einsum("hqd,hkd->hqk", query, key, preferred_element_type=jnp.float32)
+    return jnp.einsum("hqk,hkd->hqd", jax.nn.softmax(scores).astype(value.dtype), value)
+
+
 def repeated(batch: Any, times: int) -> Any:
     """As many products as a static argument says."""
     for _ in range(times):
@@ -189,6 +195,7 @@ def cases() -> dict[str, Callable[[], StepCase]]:
             train_step, inputs(), "v5e-1", jit_options={"compiler_options": {"xla_no_such_option": True}}
         ),
         "few rows": lambda: StepCase(jnp.dot, (shaped((8, 4096)), shaped((4096, 4096))), "v5e-1"),
+        "attention": lambda: StepCase(attention, 3 * (shaped((2, 2048, 128)),), "v5e-1"),
         "weights on the host": lambda: StepCase(_with_host, (_on_host(), shaped((512, 512))), "v5e-1"),
         "levels": lambda: StepCase(train_step, inputs(), "v5e-1", levels=1),
         "partial": lambda: StepCase(functools.partial(repeated, times=2), (inputs()[1],), "v5e-1"),
