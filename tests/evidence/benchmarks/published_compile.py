@@ -23,6 +23,8 @@ from typing import Any
 
 import psutil
 
+from tpu_components.preflight_training.compiling.kernels import read_masks
+
 PUBLISHED = Path(__file__).parent / "published_steps.json"
 CACHE = Path.home() / ".cache/tpu-pipelines/published-steps"
 CORE = "-core"  # Follows the generation where a device is one core of its chips, not both.
@@ -152,6 +154,7 @@ def compile_one(key: str, folder: Path) -> None:
         "depth": step.depth,
         "real_depth": step.real_depth,
         "program": program,
+        "masks": read_masks(lowered.compiler_ir()),
         "versions": {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")},
     }
     text, beside = paths_of(key, folder)

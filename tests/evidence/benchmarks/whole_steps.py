@@ -36,6 +36,7 @@ from tests.evidence.benchmarks.step_errors import (
 from tpu_components.core.machines.machine_spec import TPU, Generation, load_catalogue
 from tpu_components.core.pages.blocks import Table
 from tpu_components.preflight_training.compiling.hlo import Kind, OperationCost, layer_of, read_cost
+from tpu_components.preflight_training.compiling.kernels import Masks
 from tpu_components.preflight_training.estimate import WELL_USED, Accuracy, gradient_bytes, seconds_of
 
 PUBLISHED = published_compile.PUBLISHED
@@ -81,7 +82,20 @@ class Row:
 def load_generations() -> dict[str, Generation]:
     """The catalogue's TPU generations by name, and v4 with a device for each core."""
     found = {one.name: one for one in load_catalogue().generations if one.accelerator == TPU}
-    return found | {f"v4{published_compile.CORE}": dataclasses.replace(found["v4"], devices_per_chip=2)}
+    v4 = found["v4"]
+    core = dataclasses.replace(v4, devices_per_chip=2, hbm_usable_bytes=v4.hbm_usable_bytes // 2)
+    return found | {f"v4{published_compile.CORE}": core}
+
+
+def memory_shares() -> dict[str, float]:
+    """By key, the share of a device's memory that each whole step needs whose layers are all compiled."""
+    programs, generations = _published()["programs"], load_generations()
+    peaks = json.loads(COMPILED.read_text(encoding="utf-8"))["steps"]
+    return {
+        row.key: peaks[row.key]["peak_bytes"] / generations[row.generation].hbm_usable_bytes
+        for row in load_rows()
+        if row.is_whole and not programs[row.program]["arguments"].get("depth")
+    }
 
 
 @functools.cache
@@ -222,12 +236,20 @@ def read_programs(folder: Path) -> None:
             "compiler_mib": figures["compiler_peak_mib"],
             "peak_bytes": figures["peak_bytes"],
             "operations": _merge(
-                read_cost(scheduled, functools.partial(layer_of, layers=())).operations,
+                read_cost(scheduled, functools.partial(layer_of, layers=()), _masks(figures["masks"])).operations,
                 generations[published_compile.device_of(row)],
             ),
         }
     kept = {"steps": dict(sorted(steps.items())), "compiler": before["compiler"]}
     COMPILED.write_text(_json(kept), encoding="utf-8")
+
+
+def _masks(kept: Mapping[str, Any]) -> Masks:
+    """The values of kernels' operands, as `read_masks` returned them, from JSON."""
+    return {
+        body: tuple(None if values is None else tuple(map(tuple, values)) for values in operands)
+        for body, operands in kept.items()
+    }
 
 
 def _deepen(scheduled: str, compiled: int, real: int) -> str:

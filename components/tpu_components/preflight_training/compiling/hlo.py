@@ -12,6 +12,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
+from types import MappingProxyType
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from tpu_components.preflight_training.compiling.instructions import (
     Scope,
     parse_hlo,
 )
-from tpu_components.preflight_training.compiling.kernels import kernel_work, padding
+from tpu_components.preflight_training.compiling.kernels import Masks, kernel_work, padding
 from tpu_components.preflight_training.compiling.loops import Loops
 
 SUBLANES = 8  # Rows of a vector register; it has 128 columns, like the matrix unit of most chips.
@@ -327,8 +328,9 @@ def _pairs(size: int, kernel: int, out: int, pad: int, stride: int, dilation: in
 class _Program:
     """A parsed program: its computations, and the operations that they run."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, masks: Masks) -> None:
         self.computations, self.entry = parse_hlo(text)
+        self.masks = masks
         self.loops = Loops(self.computations)
 
     def operations(self, computation: str, times: int = 1) -> Iterator[tuple[Instruction, Scope, int]]:
@@ -380,7 +382,7 @@ class _Program:
         filled = 1.0
         if body := instruction.attribute(r'"body":"([^"]*)"'):
             kind = Kind.KERNEL
-            flops, padded = kernel_work(body)
+            flops, padded = kernel_work(body, self.masks.get(body, ()))
             filled = flops / padded if padded else 1.0
         elif named and not known:
             kind = Kind.KERNEL  # One of the compiler's own.
@@ -597,7 +599,7 @@ def _takes_time(instruction: Instruction) -> bool:
     return not is_name or bool(instruction.attribute(_CYCLES))
 
 
-def read_cost(text: str, name_layer: Callable[[str], str]) -> ProgramCost:
+def read_cost(text: str, name_layer: Callable[[str], str], masks: Masks = MappingProxyType({})) -> ProgramCost:
     """Return the cost of one step of a compiled program.
 
     If the program runs blocks of steps in a loop, this is the cost of the loop's body. Operations outside of this loop
@@ -606,8 +608,9 @@ def read_cost(text: str, name_layer: Callable[[str], str]) -> ProgramCost:
     Args:
         text: Scheduled HLO of one device's program.
         name_layer: Function that returns the name of an operation's layer from the operation's path.
+        masks: Values of the operands of kernels, from `read_masks`.
     """
-    program = _Program(text)
+    program = _Program(text, masks)
     entry = program.computations[program.entry].values()
     blocks = (step.called("body")[0] for step in entry if step.opcode == "while" and step.op_name == LOOP_NAME)
     operations: defaultdict[str, Counter[OperationCost]] = defaultdict(Counter)

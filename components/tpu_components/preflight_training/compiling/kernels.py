@@ -7,16 +7,51 @@ softmax between two products block by block, as text without a version.
 """
 
 import base64
+import dataclasses
 import functools
+import itertools
+import json
 import math
-from collections.abc import Iterable
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
+
+import numpy as np
+
+from tpu_components.preflight_training.compiling.stablehlo import new_context
 
 _VERSION = "stable_mosaic.version"
 _PRODUCTS = ("tpu.matmul", "vector.contract")
 LANES = 128  # Columns of a vector register: a head of 64 features is as slow as one of 128.
-# A mask lets a kernel skip blocks, and only the values of the mask say how many: half of them, as for a causal mask.
+Compute = Callable[[int, int], int]
+# A kernel skips blocks that a mask hides. If the mask's values are unknown, half of the blocks count, as with a causal
+# mask.
 _SHARE_OF_MASKED = 0.5
+_MOST_DIFFERENT = 256  # Values of a mask of blocks.
+_MOST_CASES = 1 << 16
+# The predicates of arith.cmpi, in their order: equal, not equal, signed and then unsigned.
+_COMPARISONS: Mapping[int, Compute] = dict(
+    enumerate((operator.eq, operator.ne, *(2 * (operator.lt, operator.le, operator.gt, operator.ge))))
+)
+_ARITHMETIC: Mapping[str, Compute] = {
+    "arith.addi": operator.add,
+    "arith.subi": operator.sub,
+    "arith.muli": operator.mul,
+    "arith.andi": operator.and_,
+    "arith.ori": operator.or_,
+    "arith.xori": operator.xor,
+    "arith.maxsi": max,
+    "arith.minsi": min,
+}
+_SAME_VALUES = ("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast")
+_SAME_MASK = ("broadcast_in_dim", "reshape", "transpose", "convert")
+
+# How often each value occurs in an array of integers.
+Occurrences = tuple[tuple[int, int], ...]
+# The operands of each kernel, by the kernel's program; None for an operand whose values are unknown.
+Masks = Mapping[str, tuple[Occurrences | None, ...]]
 
 
 class KernelWork(NamedTuple):
@@ -36,29 +71,122 @@ class KernelWork(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def kernel_work(body: str) -> KernelWork:
+def kernel_work(body: str, operands: tuple[Occurrences | None, ...] = ()) -> KernelWork:
     """Return the work of a kernel's matrix products.
 
     The work is zero if the kernel has no product, or its program cannot be read.
 
     Args:
         body: The kernel's program: MLIR bytecode or text, encoded in base64.
+        operands: Values of the kernel's operands, as in the result of `read_masks`.
     """
     from jax._src.lib import tpu  # type: ignore[attr-defined]
-    from jax.interpreters import mlir
     from jaxlib.mlir import ir, passmanager
 
-    context = mlir.make_ir_context()  # Knows the dialects of the text.
-    context.allow_unregistered_dialects = True
+    context = new_context()
     try:
         with context, ir.Location.unknown():
             tpu.register_dialect(context)
             module = ir.Module.parse(base64.b64decode(body))
             if _VERSION in module.operation.attributes:  # This turns it into that of the installed jaxlib.
                 passmanager.PassManager.parse("builtin.module(mosaic-serde{serialize=false})").run(module.operation)
-            return _sum(_work(function.operation).times(_grid(function)) for function in module.body.operations)
+            return _sum(_Kernel(function, operands).work for function in module.body.operations)
     except (ir.MLIRError, RuntimeError, ValueError):
         return KernelWork()
+
+
+def read_masks(module: Any) -> dict[str, tuple[Occurrences | None, ...]]:
+    """Return the values of the operands of each kernel in a StableHLO module, by the kernel's program.
+
+    An operand has known values if it is a constant of integers with few different values, such as the mask of blocks
+    of splash attention. If a kernel is called several times, the values of all calls count.
+    """
+    constants = _Constants(module)
+    calls: dict[str, list[Any]] = {}
+    for operation in _operations(module.operation):
+        if operation.name == "stablehlo.custom_call" and (body := _body(operation)):
+            calls.setdefault(body, []).append(operation.operands)
+    return {
+        body: tuple(_occurrences(map(constants.values_of, operand)) for operand in zip(*several, strict=True))
+        for body, several in calls.items()
+    }
+
+
+def _body(call: Any) -> str:
+    """The program of a kernel, or an empty string for any other custom call."""
+    if call.attributes["call_target_name"].value != "tpu_custom_call":
+        return ""
+    try:
+        return str(json.loads(call.attributes["backend_config"].value)["custom_call_config"]["body"])
+    except (KeyError, TypeError, ValueError):
+        return ""
+
+
+def _occurrences(arrays: Iterable[np.ndarray | None]) -> Occurrences | None:
+    counted: Counter[int] = Counter()
+    for array in arrays:
+        if array is None:
+            return None
+        values, counts = np.unique(array, return_counts=True)
+        counted.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+    return tuple(sorted(counted.items())) if len(counted) <= _MOST_DIFFERENT else None
+
+
+def _operations(operation: Any) -> Iterator[Any]:
+    """Every operation inside an operation."""
+    for region in operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield inner.operation
+                yield from _operations(inner.operation)
+
+
+class _Constants:
+    """Finds the values of a StableHLO module that are constants of integers."""
+
+    def __init__(self, module: Any) -> None:
+        self._calls: dict[str, list[Any]] = {}
+        for operation in _operations(module.operation):
+            if operation.name == "func.call":
+                self._calls.setdefault(operation.attributes["callee"].value, []).append(operation)
+
+    def values_of(self, value: Any) -> np.ndarray | None:
+        """The values of a constant, or None for any other value."""
+        from jaxlib.mlir import ir
+
+        if isinstance(value, ir.BlockArgument):
+            return self._of_argument(value.owner, value.arg_number)
+        owner = value.owner
+        if owner.name == "stablehlo.constant":
+            return _array(owner.attributes["value"])
+        name = owner.name.removeprefix("stablehlo.")
+        if name in _SAME_MASK or name == "sdy.sharding_constraint":
+            return self.values_of(owner.operands[0])
+        if name == "optimization_barrier":
+            return self.values_of(owner.operands[value.result_number])
+        return None
+
+    def _of_argument(self, block: Any, number: int) -> np.ndarray | None:
+        owner = block.owner.operation
+        if owner.name == "func.func":
+            calls = self._calls.get(owner.attributes["sym_name"].value, [])
+            found = [self.values_of(call.operands[number]) for call in calls]
+            if not found or any(each is None for each in found):
+                return None
+            return np.concatenate([each.ravel() for each in found if each is not None])
+        if owner.name == "stablehlo.while":
+            body = owner.regions[1].blocks[0]
+            is_kept = body.operations[len(body.operations) - 1].operands[number] == body.arguments[number]
+            return self.values_of(owner.operands[number]) if is_kept else None
+        return self.values_of(owner.operands[number]) if owner.name == "sdy.manual_computation" else None
+
+
+def _array(attribute: Any) -> np.ndarray | None:
+    from jaxlib.mlir import ir
+
+    if not isinstance(attribute, ir.DenseIntElementsAttr):
+        return None
+    return np.array([int(attribute[0])]) if attribute.is_splat else np.array(attribute)
 
 
 def padding(size: int, tile: int) -> float:
@@ -76,26 +204,72 @@ def _sum(works: Iterable[KernelWork]) -> KernelWork:
     return KernelWork(sum(work.flops for work in known), sum(work.padded for work in known))
 
 
-def _grid(function: Any) -> int:
-    """Return how often a kernel's function runs: the product of its grid's dimensions."""
-    if "iteration_bounds" not in function.attributes:
-        return 1
-    return math.prod(max(int(bound), 1) for bound in function.attributes["iteration_bounds"])
+@dataclasses.dataclass(frozen=True)
+class _Kernel:
+    """A function of a kernel's program, which runs at every point of a grid.
 
+    Attributes:
+        function: The function. Its first arguments are the position in the grid; the kernel's operands follow.
+        operands: Values of the kernel's operands.
+    """
 
-def _work(operation: Any) -> KernelWork:
-    """Return the work of the matrix products inside an operation, counting every iteration of its loops."""
-    total = _sum(
-        _product_work(inner) if inner.operation.name in _PRODUCTS else _work(inner.operation)
-        for region in operation.regions
-        for block in region.blocks
-        for inner in block.operations
-    )
-    if operation.name == "scf.for":
-        return total.times(_trips(operation))
-    if operation.name == "scf.if" and _depends_on_memory(operation.operands[0]):
-        return total.times(_SHARE_OF_MASKED)
-    return total
+    function: Any
+    operands: tuple[Occurrences | None, ...]
+
+    @property
+    def work(self) -> KernelWork:
+        """The work at all points of the grid."""
+        return self._work(self.function.operation).times(math.prod(self._grid))
+
+    @property
+    def _grid(self) -> tuple[int, ...]:
+        if "iteration_bounds" not in self.function.attributes:
+            return ()
+        return tuple(max(int(bound), 1) for bound in self.function.attributes["iteration_bounds"])
+
+    def _work(self, operation: Any) -> KernelWork:
+        """Return the work of the matrix products inside an operation, counting every iteration of its loops."""
+        shares = [1.0, 1.0]
+        if operation.name == "scf.if":
+            share = self._share(operation.operands[0])
+            shares = [1.0, 1.0] if share is None else [share, 1.0 - share]
+        total = _sum(
+            (_product_work(inner) if inner.operation.name in _PRODUCTS else self._work(inner.operation)).times(share)
+            for share, region in zip(shares, operation.regions, strict=False)
+            for block in region.blocks
+            for inner in block.operations
+        )
+        return total.times(_trips(operation)) if operation.name == "scf.for" else total
+
+    def _share(self, condition: Any) -> float | None:
+        """Return how often a condition holds.
+
+        Return None if this is unknown, and nothing that the kernel loads is part of the condition.
+        """
+        sources = list(dict.fromkeys(_sources(condition)))
+        known = [self._values_of(source) for source in sources]
+        held = total = 0
+        if all(known) and math.prod(map(len, known)) <= _MOST_CASES:
+            for case in itertools.product(*known):
+                values = dict(zip(sources, (value for value, _ in case), strict=True))
+                holds = _evaluate(condition, values)
+                if holds is None:
+                    break
+                count = math.prod(count for _, count in case)
+                held, total = held + bool(holds) * count, total + count
+            else:
+                return held / total
+        is_masked = any("memref" in str(source.type) for source in sources)
+        return _SHARE_OF_MASKED if is_masked else None
+
+    def _values_of(self, source: Any) -> Occurrences:
+        """Return the values of a position in the grid or of an operand, or () if they are unknown."""
+        if source.owner != self.function.regions[0].blocks[0]:
+            return ()
+        number = source.arg_number - len(self._grid)
+        if number < 0:
+            return tuple((position, 1) for position in range(self._grid[source.arg_number]))
+        return (self.operands[number] if number < len(self.operands) else None) or ()
 
 
 def _product_work(product: Any) -> KernelWork:
@@ -110,30 +284,43 @@ def _product_work(product: Any) -> KernelWork:
 
 def _trips(loop: Any) -> int:
     """Return the number of a loop's iterations, or 1 if a bound is not a constant."""
-    first, last, step = (_constant(bound) for bound in list(loop.operands)[:3])
+    first, last, step = (_evaluate(bound) for bound in list(loop.operands)[:3])
     if first is None or last is None or not step:
         return 1
     return max(-(-(last - first) // step), 0)
 
 
-def _constant(value: Any) -> int | None:
-    """Return a value that is known before the kernel runs: a constant, or a sum of constants.
+def _sources(value: Any) -> Iterator[Any]:
+    """Return what a value is computed from: arguments of functions and loops, and arrays in memory."""
+    owner = value.owner
+    if not hasattr(owner, "operands"):
+        yield value
+        return
+    for operand in list(owner.operands)[:1] if owner.name == "memref.load" else owner.operands:
+        yield from _sources(operand)
 
-    Return None for any other value.
+
+def _evaluate(value: Any, known: Mapping[Any, int] = MappingProxyType({})) -> int | None:
+    """Return a value that is computed from constants and known values, or None for any other value.
+
+    Args:
+        value: An integer of the kernel's program.
+        known: Values by argument, and by array for everything that is loaded from it.
     """
+    if value in known:
+        return known[value]
     owner = value.owner
     name = getattr(owner, "name", "")
+    if name == "memref.load":
+        return known.get(owner.operands[0])
     if name == "arith.constant":
         return int(owner.attributes["value"])
-    if name != "arith.addi":
+    if name in _SAME_VALUES:
+        return _evaluate(owner.operands[0], known)
+    if name != "arith.cmpi" and name not in _ARITHMETIC:
         return None
-    left, right = (_constant(operand) for operand in owner.operands)
-    return None if left is None or right is None else left + right
-
-
-def _depends_on_memory(value: Any) -> bool:
-    """Return whether a value is computed from something that the kernel loads, such as the blocks of a mask."""
-    owner = value.owner
-    if getattr(owner, "name", "") == "memref.load":
-        return True
-    return any(_depends_on_memory(operand) for operand in getattr(owner, "operands", ()))
+    left, right = (_evaluate(operand, known) for operand in owner.operands)
+    if left is None or right is None:
+        return None
+    compute = _ARITHMETIC.get(name) or _COMPARISONS[int(owner.attributes["predicate"])]
+    return int(compute(left, right))

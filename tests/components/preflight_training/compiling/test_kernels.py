@@ -13,11 +13,15 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas.ops.tpu import flash_attention
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+from tpu_components.preflight_training.compiling.kernels import read_masks
 
-def bodies(function, *shapes):
+def kernels(function, *shapes):
     arguments = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
-    text = jax.jit(function).trace(*arguments).lower(lowering_platforms=("tpu",)).as_text()
-    return re.findall(r'body\\\\22: \\\\22([^\\\\]*)\\\\22', text)
+    lowered = jax.jit(function).trace(*arguments).lower(lowering_platforms=("tpu",))
+    return list(read_masks(lowered.compiler_ir()).items())
 
 def tile(x, y, o):
     o[...] = jnp.dot(x[...], y[...], preferred_element_type=jnp.float32).astype(o.dtype)
@@ -33,37 +37,71 @@ def looping(x, y, o):
         return total + jnp.dot(x[...], y[...], preferred_element_type=jnp.float32)
     o[...] = jax.lax.fori_loop(0, 5, add, jnp.zeros((128, 128), jnp.float32)).astype(o.dtype)
 
+def first_row(x, y, o):
+    pl.when(pl.program_id(0) == 0)(lambda: tile(x, y, o))
+
 def doubled(x, o):
     o[...] = x[...] * 2
 
-def attend(x):
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
-    mask = masks.MultiHeadMask([masks.CausalMask((256, 256))] * 2)
-    return kernel.make_splash_mha(mask, head_shards=1, q_seq_shards=1)(x, x, x)
+def attend(x, mask=masks.CausalMask, **options):
+    whole = masks.MultiHeadMask([mask((1024, 1024), **options)] * 2)
+    return splash.make_splash_mha(whole, head_shards=1, q_seq_shards=1)(x, x, x)
 
+def in_layers(x):
+    def layer(x, _):
+        return jax.vmap(attend)(x), None
+    return jax.lax.scan(jax.checkpoint(layer), x, length=6)[0]
+
+def flash(x):
+    return flash_attention.flash_attention(x[None], x[None], x[None], causal=True)
+
+def with_mask_of_data(x, blocks):
+    mask = masks.MultiHeadMask([masks.CausalMask((1024, 1024))] * 2)
+    attend = splash.make_splash_mha(mask, head_shards=1, q_seq_shards=1)
+    info = attend.fwd_mask_info._replace(block_mask=blocks[:1, :8, :8].astype(jnp.int8))
+    return splash.SplashAttentionKernel(info, None, None, **attend.kwargs)(x, x, x)
+
+heads = 2, 1024, 128
 print(json.dumps({
-    "product": bodies(product, (512, 256), (256, 384)),
-    "looping": bodies(functools.partial(product, kernel=looping), (512, 256), (256, 384)),
-    "doubled": bodies(pl.pallas_call(doubled, out_shape=jax.ShapeDtypeStruct((8, 128), jnp.bfloat16)), (8, 128)),
-    "attend": bodies(attend, (2, 256, 128)),
-    "narrow": bodies(attend, (2, 256, 64)),
+    "product": kernels(product, (512, 256), (256, 384)),
+    "looping": kernels(functools.partial(product, kernel=looping), (512, 256), (256, 384)),
+    "first row": kernels(functools.partial(product, kernel=first_row), (512, 256), (256, 384)),
+    "doubled": kernels(pl.pallas_call(doubled, out_shape=jax.ShapeDtypeStruct((8, 128), jnp.bfloat16)), (8, 128)),
+    "causal": kernels(attend, heads),
+    "narrow": kernels(attend, (2, 1024, 64)),
+    "full": kernels(functools.partial(attend, mask=masks.FullMask), heads),
+    "window": kernels(functools.partial(attend, mask=masks.LocalMask, window_size=(128, 0), offset=0), heads),
+    "layers": kernels(in_layers, (3, *heads)),
+    "gradient": kernels(jax.grad(lambda x: attend(x).astype(jnp.float32).sum()), heads),
+    "flash": kernels(flash, heads),
+    "data": kernels(with_mask_of_data, heads, (1, 8, 8)),
 }))
 """
 
 
-@pytest.mark.heavy  # A process that imports JAX: 5 s.
-def test_kernels_count_their_products_in_every_tile_of_the_grid(run_with_jax):
-    bodies = json.loads(run_with_jax(_KERNELS))
-    found = {name: [kernel_work(body) for body in several] for name, several in bodies.items()}
+@pytest.mark.heavy  # A process that imports JAX: 9 s.
+def test_kernels_count_the_products_that_they_compute(run_with_jax):
+    """In every tile of the grid that no mask or condition leaves out."""
+    found = {
+        name: [kernel_work(body, tuple(each and tuple(map(tuple, each)) for each in masks)) for body, masks in kernels]
+        for name, kernels in json.loads(run_with_jax(_KERNELS)).items()
+    }
     product = 2.0 * 512 * 256 * 384
-    attention = 0.5 * 2 * 2.0 * 2 * 256 * 256 * 128  # Queries by keys, and by values; half is masked.
+    pairs = 2 * 2.0 * 1024 * 1024 * 128  # Of all queries and keys, in both heads.
+    causal = 36 / 64  # Blocks on and below the diagonal.
     assert found == {
         "product": [(product, product)],
         "looping": [(5 * product, 5 * product)],
+        "first row": [(product / 4, product / 4)],
         "doubled": [(0, 0)],
-        "attend": [(attention, attention)],
-        "narrow": [(attention / 2, attention)],  # Half of each register is empty.
+        "causal": [(2 * causal * pairs, 2 * causal * pairs)],
+        "narrow": [(causal * pairs, 2 * causal * pairs)],  # Half of each register is empty.
+        "full": [(2 * pairs, 2 * pairs)],
+        "window": [(2 * 15 / 64 * pairs, 2 * 15 / 64 * pairs)],
+        "layers": [(3 * 2 * causal * pairs, 3 * 2 * causal * pairs)],
+        "gradient": [(count * causal * pairs, count * causal * pairs) for count in (2, 4, 3)],
+        "flash": [(2 * causal * pairs, 2 * causal * pairs)],
+        "data": [(pairs, pairs)],  # A mask that is not known: half of the blocks.
     }
 
 

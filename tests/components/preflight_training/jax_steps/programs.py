@@ -149,6 +149,14 @@ def attention(query, key, value):
     return jnp.einsum("hqk,hkd->hqd", jax.nn.softmax(scores).astype(value.dtype), value)
 
 
+def splash_attention(values):
+    """A kernel of which nothing is masked."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
+
+    mask = splash_attention_mask.MultiHeadMask([splash_attention_mask.FullMask((1024, 1024))] * 2)
+    return splash_attention_kernel.make_splash_mha(mask, head_shards=1, q_seq_shards=1)(values, values, values)
+
+
 def repeated(batch: Any, times: int) -> Any:
     """As many products as a static argument says."""
     for _ in range(times):
@@ -196,6 +204,7 @@ def cases() -> dict[str, Callable[[], StepCase]]:
         ),
         "few rows": lambda: StepCase(jnp.dot, (shaped((8, 4096)), shaped((4096, 4096))), "v5e-1"),
         "attention": lambda: StepCase(attention, 3 * (shaped((2, 2048, 128)),), "v5e-1"),
+        "splash attention": lambda: StepCase(splash_attention, (shaped((2, 1024, 128)),), "v5e-1"),
         "weights on the host": lambda: StepCase(_with_host, (_on_host(), shaped((512, 512))), "v5e-1"),
         "levels": lambda: StepCase(train_step, inputs(), "v5e-1", levels=1),
         "partial": lambda: StepCase(functools.partial(repeated, times=2), (inputs()[1],), "v5e-1"),

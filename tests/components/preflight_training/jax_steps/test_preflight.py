@@ -67,6 +67,10 @@ def test_a_kernel_of_the_compiler_is_no_faster_than_the_chip(report_of):
     assert report.step_seconds > report.step.flops / load_catalogue().find("v5e-1").generation.device_peak_flops
 
 
+def test_a_kernel_counts_what_its_mask_shows(report_of):
+    assert report_of("splash attention").step.flops == 2 * 2.0 * 2 * 1024**2 * 128
+
+
 def test_no_step_is_faster_than_its_memory_traffic(report_of):
     """Also if the compiler fetches all weights in advance: each step has to read them."""
     generation = load_catalogue().find("v5e-1").generation
