@@ -16,15 +16,19 @@ _UNKEPT = ("checkpoint", "pallas_call")
 
 
 def least_example_bytes(model: Any, interface: Interface) -> int:
-    """Return a lower bound of the bytes that each example of a batch needs in a training step on the JAX backend.
+    """Return a lower bound on the bytes that each example of a batch needs in a training step on the JAX backend.
 
     The bytes include the example's inputs, targets and weight, and the results of the forward pass that the backward
-    pass needs. There are two lower bounds of these results, and the smaller one is used:
+    pass needs. The size of these results is estimated in two ways, and the smaller estimate is used:
 
-    - The compiler recomputes cheap results, but not matrix products. For each product, it keeps the result or an array
-      computed from the result.
+    - The compiler recomputes cheap results, but not matrix products, so the result of each product is counted. Products
+      of two arrays that both grow with the batch, such as the scores of attention, are an exception: if the result is
+      larger than both operands together, it is not counted, because the compiler may recompute it. Results inside
+      `jax.checkpoint` or a Pallas kernel are not counted either.
     - The compiler keeps at least half of the bytes that JAX keeps for the backward pass. JAX keeps both the argument
-      and the result of an activation function, of which the compiler needs only one.
+      and the result of an activation function, but the compiler needs only one of them.
+
+    If the step cannot be traced, only the example itself is counted.
 
     Args:
         model: Model after `compile_model`. Its variables may be abstract.
@@ -60,7 +64,9 @@ def _products_bytes(jaxpr: Any) -> int:
     for equation in jaxpr.eqns:
         name = equation.primitive.name
         if name in _PRODUCTS:
-            total += _grown_bytes(variable.aval for variable in equation.outvars)
+            result = _grown_bytes(variable.aval for variable in equation.outvars)
+            operands = [_grown_bytes([variable.aval]) for variable in equation.invars]
+            total += 0 if all(operands) and result > sum(operands) else result
         elif name not in _UNKEPT:
             inner = [_products_bytes(each) for each in _inner_jaxprs(equation)]
             # Of the branches of a condition, one runs.

@@ -10,6 +10,14 @@ from tests.components.preflight_training.conftest import DIGITS, TRAINING
 from tpu_components.core.models.training_step.compiling import compile_model
 from tpu_components.preflight_training.compiling.kept_arrays import least_example_bytes
 
+class SelfAttention(layers.Layer):
+    def build(self, shape):
+        self.attention = layers.MultiHeadAttention(1, 4)
+        self.attention.build(shape, shape)
+
+    def call(self, inputs):
+        return self.attention(inputs, inputs)
+
 keras.config.set_dtype_policy("mixed_bfloat16")
 dense = lambda units, **more: layers.Dense(units, **more)
 last = layers.Dense(10, activation="softmax", dtype="float32")
@@ -25,12 +33,14 @@ print(least_example_bytes(model, DIGITS))
         ("[layers.Flatten()]", 10 * 4),
         ("[layers.Flatten(), dense(32, activation='gelu')]", 32 * 2 + 10 * 4),
         ("[layers.Conv2D(16, 3, padding='same', activation='gelu'), layers.Flatten()]", 8 * 8 * 16 * 2 + 10 * 4),
+        # Of 64 pixels: queries, keys, values and what they give, 4 features each, and one projected; not 64×64 scores.
+        ("[layers.Reshape((64, 1)), SelfAttention(), layers.Flatten()]", 64 * (4 * 4 + 1) * 2 + 10 * 4),
         # The backward pass needs the average alone: half of its 16 values in float32, and of what the head keeps.
         ("[layers.Conv2D(16, 3, padding='same'), layers.GlobalAveragePooling2D()]", None),
         # What is frozen keeps nothing.
         ("[layers.Flatten(), dense(4096, trainable=False), dense(16, trainable=False)]", None),
     ],
-    ids=["linear", "dense", "conv", "averaged", "frozen"],
+    ids=["linear", "dense", "conv", "attention", "averaged", "frozen"],
 )
 def test_what_the_backward_pass_needs_of_an_example(network, kept, warm):
     needed = int(warm.run(_CODE, network))
