@@ -110,11 +110,13 @@ class Block:
         dropout: Share of values dropped after each part, and of attention's weights.
         hidden_dropout: Fraction of the feed-forward part's hidden features to drop.
         relu: Whether ReLU is the feed-forward part's activation, not GELU. Without effect if `gated`.
-        late_division: Whether to divide attention by the sum of its weights only after the product with the values, as
-            MLPerf's BERT does on TPU v4.
+        late_division: Whether to normalise the softmax only after the product with the values, as MLPerf's BERT does on
+            TPU v4. Only for naive attention.
         experts: Experts of the feed-forward part; 0 for none.
         active: How many of them a token uses.
         capacity: Room of an expert over its fair share; 0 if no token is dropped.
+        sorts_back: Whether the backward pass of sorting tokens by expert reorders the gradients instead of adding them
+            row by row, like MaxText's `use_custom_sort_vjp`. Without effect if `capacity` is set.
         shared: Hidden features of what every token uses beside its experts.
     """
 
@@ -146,6 +148,7 @@ class Block:
     experts: int = 0
     active: int = 0
     capacity: float = 0.0
+    sorts_back: bool = False
     shared: int = 0
 
     @property
@@ -421,6 +424,26 @@ def _capped_experts(block: Block, x: jax.Array, weights: Mapping[str, jax.Array]
     return jnp.einsum("ebcw,bsec->bsw", checkpoint_name(outside, "down"), combine)
 
 
+@jax.custom_vjp
+def reorder(x: jax.Array, order: jax.Array, back: jax.Array) -> jax.Array:
+    """Return the rows of `x` in another order.
+
+    `back` is the inverse of `order`. The backward pass reorders the gradient with it instead of adding row by row.
+    """
+    return x[order]
+
+
+def _reorder_and_keep(x: jax.Array, order: jax.Array, back: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return x[order], back
+
+
+def _put_back(back: jax.Array, gradient: jax.Array) -> tuple[jax.Array, None, None]:
+    return gradient[back], None, None
+
+
+reorder.defvjp(_reorder_and_keep, _put_back)
+
+
 def _all_experts(block: Block, x: jax.Array, weights: Mapping[str, jax.Array]) -> jax.Array:
     """Experts of which each takes the tokens that chose it, sorted, by a kernel over groups of rows."""
     from jax.experimental.pallas.ops.tpu.megablox import gmm
@@ -429,14 +452,19 @@ def _all_experts(block: Block, x: jax.Array, weights: Mapping[str, jax.Array]) -
     flat = x.reshape(-1, block.width)
     order = jnp.argsort(chosen.reshape(-1))
     sizes = jnp.bincount(chosen.reshape(-1), length=block.experts).astype(jnp.int32)
-    inside = flat[order // block.active]
+    back = jnp.argsort(order)
+    if block.sorts_back:
+        inside = reorder(jnp.repeat(flat, block.active, 0), order, back)
+    else:
+        inside = flat[order // block.active]
     tiles = tuple(
         min(side, size) for side, size in zip((512, 1024, 1024), (10**9, block.width, block.ffn), strict=True)
     )
     rows = functools.partial(gmm, group_sizes=sizes, preferred_element_type=x.dtype, tiling=tiles)
     up, gate = rows(inside, weights["ffn/up"]), rows(inside, weights["ffn/gate"])
     outside = rows(up * jax.nn.silu(gate), weights["ffn/down"], tiling=(tiles[0], tiles[2], tiles[1]))
-    parts = outside[jnp.argsort(order)].reshape(*chosen.shape, block.width)
+    parts = reorder(outside, back, order) if block.sorts_back else outside[back]
+    parts = parts.reshape(*chosen.shape, block.width)
     return jnp.einsum("bskw,bsk->bsw", parts, shares.astype(x.dtype))
 
 

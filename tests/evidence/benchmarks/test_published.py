@@ -112,6 +112,7 @@ _SMALL = {"batch": 2, "tokens": 8, "layers": 2, "vocabulary": 50, "width": 16, "
         {"attention": "flash", "tokens": 128, "head_dim": 128},
         {"attention": "blocks", "tokens": 1024, "kv_heads": 1, "product_loss": True},
         {"parallel": True, "qk_norm": True, "v_norm": True},
+        {"experts": 4, "active": 2, "sorts_back": True, "width": 128, "ffn": 128, "tokens": 256},
         {"gated": False, "relu": True, "hidden_dropout": 0.1, "dropout": 0.1, "late_division": True},
     ],
 )
@@ -200,6 +201,12 @@ def test_the_gradient_of_attention_in_blocks_is_that_of_attention(monkeypatch):
         return jnp.einsum("bkgqs,bksd->bkgqd", jax.nn.softmax(scores, -1), v)
 
     _judge_gradients(published_layers.in_blocks, whole, q, k, v)
+
+
+def test_the_gradient_of_reordered_rows_is_that_of_their_order():
+    order = jnp.array([2, 0, 3, 1])
+    x = np.random.default_rng(0).normal(size=(4, 3)).astype("float32")
+    _judge_gradients(lambda x: published_layers.reorder(x, order, jnp.argsort(order)), lambda x: x[order], x)
 
 
 @pytest.mark.parametrize("is_sorted", [True, False])

@@ -29,6 +29,13 @@ def test_a_page_says_of_how_many_steps_the_interval_held_how_many(path):
     assert f"{held} of {estimates}" in text
 
 
+def test_every_published_step_fits_as_it_did():
+    shares = whole_steps.memory_shares()
+    assert max(shares.values()) <= 1
+    assert f"all {len(shares)} published steps that were compiled with all their layers fit" in _README
+    assert f"The largest needs {max(shares.values()):.0%} of the memory" in _README
+
+
 @pytest.mark.parametrize("table", [whole_steps.table, precision.table], ids=["steps", "precision"])
 def test_the_readme_holds_the_table(table):
     assert "\n".join(table()) in _README

@@ -1,9 +1,9 @@
 """Arithmetic of kernels, read from the program that a custom call carries.
 
 The compiler has no estimate of the cycles of a custom call. The program of a custom call is MLIR of the dialects that
-Mosaic compiles: https://github.com/jax-ml/jax/blob/main/jaxlib/mosaic/dialect/tpu/tpu_ops.td. JAX writes the program of
-a Pallas kernel as bytecode with a version. The compiler writes a kernel of its own, such as the one that computes a
-softmax between two products block by block, as text without a version.
+Mosaic compiles: https://github.com/jax-ml/jax/blob/main/jaxlib/mosaic/dialect/tpu/tpu_ops.td. JAX serializes a Pallas
+kernel as versioned MLIR bytecode. Kernels that the compiler generates itself, such as its fused attention, are MLIR
+text without a version.
 """
 
 import base64
@@ -26,12 +26,12 @@ _VERSION = "stable_mosaic.version"
 _PRODUCTS = ("tpu.matmul", "vector.contract")
 LANES = 128  # Columns of a vector register: a head of 64 features is as slow as one of 128.
 Compute = Callable[[int, int], int]
-# A kernel skips blocks that a mask hides. If the mask's values are unknown, half of the blocks count, as with a causal
-# mask.
+# Kernels skip blocks that a mask hides. If the mask's values are unknown, half of the blocks are assumed to be
+# computed, as with a causal mask.
 _SHARE_OF_MASKED = 0.5
-_MOST_DIFFERENT = 256  # Values of a mask of blocks.
-_MOST_CASES = 1 << 16
-# The predicates of arith.cmpi, in their order: equal, not equal, signed and then unsigned.
+_MOST_DIFFERENT = 256  # An operand with more distinct values than this is treated as unknown.
+_MOST_CASES = 1 << 16  # A condition with more combinations of inputs than this is not evaluated.
+# The predicates of arith.cmpi in order: eq, ne, four signed comparisons, and four unsigned ones, treated as signed.
 _COMPARISONS: Mapping[int, Compute] = dict(
     enumerate((operator.eq, operator.ne, *(2 * (operator.lt, operator.le, operator.gt, operator.ge))))
 )
@@ -50,7 +50,7 @@ _SAME_MASK = ("broadcast_in_dim", "reshape", "transpose", "convert")
 
 # How often each value occurs in an array of integers.
 Occurrences = tuple[tuple[int, int], ...]
-# The operands of each kernel, by the kernel's program; None for an operand whose values are unknown.
+# Maps a kernel's program to the values of its operands. An operand is None if its values are unknown.
 Masks = Mapping[str, tuple[Occurrences | None, ...]]
 
 
@@ -59,14 +59,15 @@ class KernelWork(NamedTuple):
 
     Attributes:
         flops: Number of multiplications and additions.
-        padded: The same number if both dimensions of each weight are rounded up to multiples of `LANES`.
+        padded: The same number with the contracted dimension and the last dimension of each result rounded up to
+            multiples of `LANES`.
     """
 
     flops: float = 0.0
     padded: float = 0.0
 
     def times(self, factor: float) -> "KernelWork":
-        """Return the work of `factor` runs."""
+        """Return the work multiplied by `factor`."""
         return KernelWork(factor * self.flops, factor * self.padded)
 
 
@@ -74,7 +75,7 @@ class KernelWork(NamedTuple):
 def kernel_work(body: str, operands: tuple[Occurrences | None, ...] = ()) -> KernelWork:
     """Return the work of a kernel's matrix products.
 
-    The work is zero if the kernel has no product, or its program cannot be read.
+    The work is zero if the kernel has no matrix product or if its program cannot be read.
 
     Args:
         body: The kernel's program: MLIR bytecode or text, encoded in base64.
@@ -88,7 +89,7 @@ def kernel_work(body: str, operands: tuple[Occurrences | None, ...] = ()) -> Ker
         with context, ir.Location.unknown():
             tpu.register_dialect(context)
             module = ir.Module.parse(base64.b64decode(body))
-            if _VERSION in module.operation.attributes:  # This turns it into that of the installed jaxlib.
+            if _VERSION in module.operation.attributes:  # Upgrade the program to the version of the installed jaxlib.
                 passmanager.PassManager.parse("builtin.module(mosaic-serde{serialize=false})").run(module.operation)
             return _sum(_Kernel(function, operands).work for function in module.body.operations)
     except (ir.MLIRError, RuntimeError, ValueError):
@@ -96,10 +97,10 @@ def kernel_work(body: str, operands: tuple[Occurrences | None, ...] = ()) -> Ker
 
 
 def read_masks(module: Any) -> dict[str, tuple[Occurrences | None, ...]]:
-    """Return the values of the operands of each kernel in a StableHLO module, by the kernel's program.
+    """Return the operand values of every kernel in a StableHLO module, keyed by the kernel's program.
 
     An operand has known values if it is a constant of integers with few different values, such as the mask of blocks
-    of splash attention. If a kernel is called several times, the values of all calls count.
+    of splash attention. If a kernel is called several times, the occurrences of all calls are added up.
     """
     constants = _Constants(module)
     calls: dict[str, list[Any]] = {}
@@ -142,7 +143,7 @@ def _operations(operation: Any) -> Iterator[Any]:
 
 
 class _Constants:
-    """Finds the values of a StableHLO module that are constants of integers."""
+    """Resolves values in a StableHLO module to integer constants."""
 
     def __init__(self, module: Any) -> None:
         self._calls: dict[str, list[Any]] = {}
@@ -170,10 +171,9 @@ class _Constants:
         owner = block.owner.operation
         if owner.name == "func.func":
             calls = self._calls.get(owner.attributes["sym_name"].value, [])
-            found = [self.values_of(call.operands[number]) for call in calls]
-            if not found or any(each is None for each in found):
-                return None
-            return np.concatenate([each.ravel() for each in found if each is not None])
+            arrays = [self.values_of(call.operands[number]) for call in calls]
+            known = [array.ravel() for array in arrays if array is not None]
+            return np.concatenate(known) if known and len(known) == len(arrays) else None
         if owner.name == "stablehlo.while":
             body = owner.regions[1].blocks[0]
             is_kept = body.operations[len(body.operations) - 1].operands[number] == body.arguments[number]
@@ -242,9 +242,9 @@ class _Kernel:
         return total.times(_trips(operation)) if operation.name == "scf.for" else total
 
     def _share(self, condition: Any) -> float | None:
-        """Return how often a condition holds.
+        """Return the fraction of cases in which a condition holds.
 
-        Return None if this is unknown, and nothing that the kernel loads is part of the condition.
+        If this is unknown, return `_SHARE_OF_MASKED` for a condition that depends on loaded data, and None otherwise.
         """
         sources = list(dict.fromkeys(_sources(condition)))
         known = [self._values_of(source) for source in sources]
@@ -291,7 +291,7 @@ def _trips(loop: Any) -> int:
 
 
 def _sources(value: Any) -> Iterator[Any]:
-    """Return what a value is computed from: arguments of functions and loops, and arrays in memory."""
+    """Yield what a value is computed from: arguments of functions and loops, and arrays in memory."""
     owner = value.owner
     if not hasattr(owner, "operands"):
         yield value
@@ -301,11 +301,13 @@ def _sources(value: Any) -> Iterator[Any]:
 
 
 def _evaluate(value: Any, known: Mapping[Any, int] = MappingProxyType({})) -> int | None:
-    """Return a value that is computed from constants and known values, or None for any other value.
+    """Evaluate an integer of a kernel's program from constants and known values.
+
+    Return None if it depends on anything else.
 
     Args:
-        value: An integer of the kernel's program.
-        known: Values by argument, and by array for everything that is loaded from it.
+        value: The integer.
+        known: Values of arguments. The value of an array stands for every element that is loaded from the array.
     """
     if value in known:
         return known[value]

@@ -1,4 +1,4 @@
-"""Kernels that Pallas lowers for a TPU, whose arithmetic is known."""
+"""The products of TPU kernels are counted."""
 
 import base64
 import json
@@ -79,15 +79,15 @@ print(json.dumps({
 """
 
 
-@pytest.mark.heavy  # A process that imports JAX: 9 s.
+@pytest.mark.heavy  # Starts a process that imports JAX, which takes 9 s.
 def test_kernels_count_the_products_that_they_compute(run_with_jax):
-    """In every tile of the grid that no mask or condition leaves out."""
+    """A product counts once for every tile that no mask or condition skips."""
     found = {
         name: [kernel_work(body, tuple(each and tuple(map(tuple, each)) for each in masks)) for body, masks in kernels]
         for name, kernels in json.loads(run_with_jax(_KERNELS)).items()
     }
     product = 2.0 * 512 * 256 * 384
-    pairs = 2 * 2.0 * 1024 * 1024 * 128  # Of all queries and keys, in both heads.
+    pairs = 2 * 2.0 * 1024 * 1024 * 128  # One product over all pairs of queries and keys, in both heads.
     causal = 36 / 64  # Blocks on and below the diagonal.
     assert found == {
         "product": [(product, product)],
@@ -98,16 +98,17 @@ def test_kernels_count_the_products_that_they_compute(run_with_jax):
         "narrow": [(causal * pairs, 2 * causal * pairs)],  # Half of each register is empty.
         "full": [(2 * pairs, 2 * pairs)],
         "window": [(2 * 15 / 64 * pairs, 2 * 15 / 64 * pairs)],
+        # Three examples; each run of the scan counts in the program that runs it.
         "layers": [(3 * 2 * causal * pairs, 3 * 2 * causal * pairs)],
         "gradient": [(count * causal * pairs, count * causal * pairs) for count in (2, 4, 3)],
         "flash": [(2 * causal * pairs, 2 * causal * pairs)],
-        "data": [(pairs, pairs)],  # A mask that is not known: half of the blocks.
+        "data": [(pairs, pairs)],  # The mask is unknown, so half of the blocks count.
     }
 
 
 def test_a_kernel_that_the_compiler_wrote_as_text_counts_its_products():
     text = b"""module {
-      func.func @main(%arg0: i32, %arg1: memref<512x128xbf16>) attributes {iteration_bounds = array<i64: 8, 4>} {
+      func.func @main(%i: i32, %j: i32, %arg1: memref<512x128xbf16>) attributes {iteration_bounds = array<i64: 8, 4>} {
         %c0 = arith.constant 0 : index
         %x = vector.load %arg1[%c0, %c0] : memref<512x128xbf16>, vector<512x128xbf16>
         %zero = arith.constant dense<0.0> : vector<512x512xf32>
