@@ -34,10 +34,9 @@ from tpu_components.core.models.training_step.identity import step_digest
 from tpu_components.core.models.training_step.program import Program, held_bytes
 from tpu_components.core.models.training_step.sharding import BATCH_AXIS, FULLY_SHARDED
 from tpu_components.core.models.training_step.stages import freeze_least
-from tpu_components.preflight_training.compiling import compile_cache, hlo
+from tpu_components.preflight_training.compiling import compile_cache, hlo, kept_arrays
 from tpu_components.preflight_training.compiling.failures import explain, is_data_dependent, needed_bytes, verdict_of
 from tpu_components.preflight_training.compiling.hlo import layer_of, read_cost
-from tpu_components.preflight_training.compiling.kept_arrays import least_example_bytes
 from tpu_components.preflight_training.compiling.kernels import read_masks
 from tpu_components.preflight_training.compiling.outcome import FITS, MAY_FIT, Outcome, versions_and_flags
 from tpu_components.preflight_training.compiling.stablehlo import (
@@ -243,8 +242,8 @@ def compile_step(compilation: Compilation, cache_dir: Path) -> Outcome:
             return dataclasses.replace(_least_memory(model, compilation), stage=stage, learning_rate=learning_rate)
         lower = _lower_jax if is_jax else _lower_tensorflow
         module = lower(model, compilation)
-        reader = code_of([hlo.__name__]).digest
-        key = digest_of([str(module), layers, dataclasses.asdict(compilation.machine), versions_and_flags(), reader])
+        readers = code_of([hlo.__name__, kept_arrays.__name__]).digest
+        key = digest_of([str(module), layers, dataclasses.asdict(compilation.machine), versions_and_flags(), readers])
         path = cache_dir / f"program-{key}.json"
         known: Outcome | None = compile_cache.recall(path, Outcome)
         if known is not None:
@@ -265,7 +264,7 @@ def compile_step(compilation: Compilation, cache_dir: Path) -> Outcome:
         held_bytes=held_bytes(stats),
         # The state is updated in place. Other arguments are the resident split, or else batches.
         fixed_bytes=stats.argument_size_in_bytes if compilation.is_resident else stats.alias_size_in_bytes,
-        example_bytes=least_example_bytes(model, compilation.interface),
+        example_bytes=kept_arrays.least_example_bytes(model, compilation.interface),
         cost=read_cost(compiled_text, functools.partial(layer_of, layers=layers), read_masks(module)),
         parameters=_count_parameters(model),
         stage=stage,
