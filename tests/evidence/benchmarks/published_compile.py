@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from tpu_components.preflight_training.compiling.kernels import read_masks
+from tpu_components.preflight_training.compiling.kernels import read_kernels
 
 PUBLISHED = Path(__file__).parent / "published_steps.json"
 CACHE = Path.home() / ".cache/tpu-pipelines/published-steps"
@@ -154,7 +154,7 @@ def compile_one(key: str, folder: Path) -> None:
         "depth": step.depth,
         "real_depth": step.real_depth,
         "program": program,
-        "masks": read_masks(lowered.compiler_ir()),
+        "kernels": read_kernels(lowered.compiler_ir()),
         "versions": {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")},
     }
     text, beside = paths_of(key, folder)

@@ -36,7 +36,7 @@ from tests.evidence.benchmarks.step_errors import (
 from tpu_components.core.machines.machine_spec import TPU, Generation, load_catalogue
 from tpu_components.core.pages.blocks import Table
 from tpu_components.preflight_training.compiling.hlo import Kind, OperationCost, layer_of, read_cost
-from tpu_components.preflight_training.compiling.kernels import Masks
+from tpu_components.preflight_training.compiling.kernels import Array, Kernels
 from tpu_components.preflight_training.estimate import WELL_USED, Accuracy, gradient_bytes, seconds_of
 
 PUBLISHED = published_compile.PUBLISHED
@@ -236,7 +236,7 @@ def read_programs(folder: Path) -> None:
             "compiler_mib": figures["compiler_peak_mib"],
             "peak_bytes": figures["peak_bytes"],
             "operations": _merge(
-                read_cost(scheduled, functools.partial(layer_of, layers=()), _masks(figures["masks"])).operations,
+                read_cost(scheduled, functools.partial(layer_of, layers=()), _kernels(figures["kernels"])).operations,
                 generations[published_compile.device_of(row)],
             ),
         }
@@ -244,11 +244,13 @@ def read_programs(folder: Path) -> None:
     COMPILED.write_text(_json(kept), encoding="utf-8")
 
 
-def _masks(kept: Mapping[str, Any]) -> Masks:
-    """The values of kernels' operands, as `read_masks` returned them, from JSON."""
+def _kernels(kept: Mapping[str, Any]) -> Kernels:
+    """The operands and results of kernels, as `read_kernels` returned them, from JSON."""
     return {
-        body: tuple(None if values is None else tuple(map(tuple, values)) for values in operands)
-        for body, operands in kept.items()
+        body: tuple(
+            Array(tuple(shape), None if values is None else tuple(map(tuple, values))) for shape, values in arrays
+        )
+        for body, arrays in kept.items()
     }
 
 

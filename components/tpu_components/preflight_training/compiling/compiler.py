@@ -37,7 +37,7 @@ from tpu_components.core.models.training_step.stages import freeze_least
 from tpu_components.preflight_training.compiling import compile_cache, hlo, kept_arrays
 from tpu_components.preflight_training.compiling.failures import explain, is_data_dependent, needed_bytes, verdict_of
 from tpu_components.preflight_training.compiling.hlo import layer_of, read_cost
-from tpu_components.preflight_training.compiling.kernels import read_masks
+from tpu_components.preflight_training.compiling.kernels import read_kernels
 from tpu_components.preflight_training.compiling.outcome import FITS, MAY_FIT, Outcome, versions_and_flags
 from tpu_components.preflight_training.compiling.stablehlo import (
     compile_module,
@@ -265,7 +265,7 @@ def compile_step(compilation: Compilation, cache_dir: Path) -> Outcome:
         # The state is updated in place. Other arguments are the resident split, or else batches.
         fixed_bytes=stats.argument_size_in_bytes if compilation.is_resident else stats.alias_size_in_bytes,
         example_bytes=kept_arrays.least_example_bytes(model, compilation.interface),
-        cost=read_cost(compiled_text, functools.partial(layer_of, layers=layers), read_masks(module)),
+        cost=read_cost(compiled_text, functools.partial(layer_of, layers=layers), read_kernels(module)),
         parameters=_count_parameters(model),
         stage=stage,
         learning_rate=learning_rate,

@@ -25,7 +25,7 @@ from tpu_components.preflight_training.compiling.instructions import (
     Scope,
     parse_hlo,
 )
-from tpu_components.preflight_training.compiling.kernels import Masks, kernel_work, padding
+from tpu_components.preflight_training.compiling.kernels import Kernels, kernel_work, padding
 from tpu_components.preflight_training.compiling.loops import Loops
 
 SUBLANES = 8  # Rows of a vector register; it has 128 columns, like the matrix unit of most chips.
@@ -42,6 +42,7 @@ _COLLECTIVES = (
 # Operations without an estimate that take no time: names of values, scalars, and transfers beside the computation.
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "partition-id", "replica-id", "after-all"}
 _FREE |= {"opt-barrier", "add-dependency", "domain"}
+_SPARSE_CORE = "sparsecore"
 _WORD_BYTES = 4  # A word of 32 bits holds values of several rows if they are smaller; they are read together.
 OPTIMIZER, OTHER = "optimizer", "loss, metrics and the rest"
 UNNAMED = "operations without a name"
@@ -328,9 +329,10 @@ def _pairs(size: int, kernel: int, out: int, pad: int, stride: int, dilation: in
 class _Program:
     """A parsed program: its computations, and the operations that they run."""
 
-    def __init__(self, text: str, masks: Masks) -> None:
+    def __init__(self, text: str, kernels: Kernels) -> None:
         self.computations, self.entry = parse_hlo(text)
-        self.masks = masks
+        self.kernels = kernels
+        self._offloaded = self._called_on_sparse_cores()
         self.loops = Loops(self.computations)
 
     def operations(self, computation: str, times: int = 1) -> Iterator[tuple[Instruction, Scope, int]]:
@@ -382,7 +384,7 @@ class _Program:
         filled = 1.0
         if body := instruction.attribute(r'"body":"([^"]*)"'):
             kind = Kind.KERNEL
-            flops, padded = kernel_work(body, self.masks.get(body, ()))
+            flops, padded = kernel_work(body, self.kernels.get(body, ()))
             filled = flops / padded if padded else 1.0
         elif named and not known:
             kind = Kind.KERNEL  # One of the compiler's own.
@@ -393,8 +395,29 @@ class _Program:
         rows = 0 if known else self._added_rows(instruction, scope)
         return OperationCost(kind, known, flops, self._traffic(instruction, scope), filled=filled, rows=rows), named
 
+    def _called_on_sparse_cores(self) -> set[int]:
+        """Return the identities of the computations that run on SparseCores, beside the vector and matrix units."""
+        instructions = [step for scope in self.computations.values() for step in scope.values()]
+        names = {
+            name
+            for step in instructions
+            if f'async_execution_thread="{_SPARSE_CORE}"' in step.attributes
+            for name in step.called("to_apply", "calls", "called_computations")
+        }
+        reached: set[str] = set()
+        while names:
+            reached |= names
+            inside = [step for name in names for step in self.computations.get(name, {}).values()]
+            names = {name for step in inside for name in step.called("to_apply", "calls")} - reached
+        return {id(self.computations[name]) for name in reached if name in self.computations}
+
     def _added_rows(self, instruction: Instruction, scope: Scope) -> int:
-        """Return how many rows the scatters of an operation add to arrays outside the vector unit's own memory."""
+        """Return how many rows the scatters of an operation add one by one.
+
+        Rows of arrays in the vector unit's own memory do not count, nor do scatters on SparseCores.
+        """
+        if id(scope) in self._offloaded:
+            return 0
         if instruction.opcode == "scatter":
             if all(array.space == VMEM for array in instruction.arrays):
                 return 0
@@ -599,7 +622,7 @@ def _takes_time(instruction: Instruction) -> bool:
     return not is_name or bool(instruction.attribute(_CYCLES))
 
 
-def read_cost(text: str, name_layer: Callable[[str], str], masks: Masks = MappingProxyType({})) -> ProgramCost:
+def read_cost(text: str, name_layer: Callable[[str], str], kernels: Kernels = MappingProxyType({})) -> ProgramCost:
     """Return the cost of one step of a compiled program.
 
     If the program runs blocks of steps in a loop, this is the cost of the loop's body. Operations outside of this loop
@@ -608,9 +631,9 @@ def read_cost(text: str, name_layer: Callable[[str], str], masks: Masks = Mappin
     Args:
         text: Scheduled HLO of one device's program.
         name_layer: Function that returns the name of an operation's layer from the operation's path.
-        masks: Values of the operands of kernels, from `read_masks`.
+        kernels: Operands and results of kernels, from `read_kernels`.
     """
-    program = _Program(text, masks)
+    program = _Program(text, kernels)
     entry = program.computations[program.entry].values()
     blocks = (step.called("body")[0] for step in entry if step.opcode == "while" and step.op_name == LOOP_NAME)
     operations: defaultdict[str, Counter[OperationCost]] = defaultdict(Counter)

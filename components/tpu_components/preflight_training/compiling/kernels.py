@@ -50,8 +50,22 @@ _SAME_MASK = ("broadcast_in_dim", "reshape", "transpose", "convert")
 
 # How often each value occurs in an array of integers.
 Occurrences = tuple[tuple[int, int], ...]
-# Maps a kernel's program to the values of its operands. An operand is None if its values are unknown.
-Masks = Mapping[str, tuple[Occurrences | None, ...]]
+
+
+class Array(NamedTuple):
+    """An operand or a result of a kernel.
+
+    Attributes:
+        shape: Shape of the whole array.
+        values: Values of the array, or None if they are unknown.
+    """
+
+    shape: tuple[int, ...]
+    values: Occurrences | None = None
+
+
+# Maps a kernel's program to its operands, followed by its results.
+Kernels = Mapping[str, tuple[Array, ...]]
 
 
 class KernelWork(NamedTuple):
@@ -72,14 +86,14 @@ class KernelWork(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def kernel_work(body: str, operands: tuple[Occurrences | None, ...] = ()) -> KernelWork:
+def kernel_work(body: str, arrays: tuple[Array, ...] = ()) -> KernelWork:
     """Return the work of a kernel's matrix products.
 
     The work is zero if the kernel has no matrix product or if its program cannot be read.
 
     Args:
         body: The kernel's program: MLIR bytecode or text, encoded in base64.
-        operands: Values of the kernel's operands, as in the result of `read_masks`.
+        arrays: The kernel's operands and results, as in the result of `read_kernels`.
     """
     from jax._src.lib import tpu  # type: ignore[attr-defined]
     from jaxlib.mlir import ir, passmanager
@@ -91,26 +105,37 @@ def kernel_work(body: str, operands: tuple[Occurrences | None, ...] = ()) -> Ker
             module = ir.Module.parse(base64.b64decode(body))
             if _VERSION in module.operation.attributes:  # Upgrade the program to the version of the installed jaxlib.
                 passmanager.PassManager.parse("builtin.module(mosaic-serde{serialize=false})").run(module.operation)
-            return _sum(_Kernel(function, operands).work for function in module.body.operations)
+            return _sum(_Kernel(function, module, arrays).work for function in module.body.operations)
     except (ir.MLIRError, RuntimeError, ValueError):
         return KernelWork()
 
 
-def read_masks(module: Any) -> dict[str, tuple[Occurrences | None, ...]]:
-    """Return the operand values of every kernel in a StableHLO module, keyed by the kernel's program.
+def read_kernels(module: Any) -> dict[str, tuple[Array, ...]]:
+    """Return the operands and results of every kernel in a StableHLO module, keyed by the kernel's program.
 
     An operand has known values if it is a constant of integers with few different values, such as the mask of blocks
-    of splash attention. If a kernel is called several times, the occurrences of all calls are added up.
+    of splash attention. If a kernel is called several times, the occurrences of all calls are added up, and the shapes
+    are those of the first call.
     """
     constants = _Constants(module)
     calls: dict[str, list[Any]] = {}
     for operation in _operations(module.operation):
         if operation.name == "stablehlo.custom_call" and (body := _body(operation)):
-            calls.setdefault(body, []).append(operation.operands)
+            calls.setdefault(body, []).append(operation)
     return {
-        body: tuple(_occurrences(map(constants.values_of, operand)) for operand in zip(*several, strict=True))
+        body: (
+            *(
+                Array(_shape(operands[0]), _occurrences(map(constants.values_of, operands)))
+                for operands in zip(*(call.operands for call in several), strict=True)
+            ),
+            *(Array(_shape(result)) for result in several[0].results),
+        )
         for body, several in calls.items()
     }
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return tuple(value.type.shape)
 
 
 def _body(call: Any) -> str:
@@ -209,23 +234,58 @@ class _Kernel:
     """A function of a kernel's program, which runs at every point of a grid.
 
     Attributes:
-        function: The function. Its first arguments are the position in the grid; the kernel's operands follow.
-        operands: Values of the kernel's operands.
+        function: The function. Its first arguments are the position in the grid; operands and results follow.
+        module: The kernel's program, with the functions that choose the blocks of each array.
+        arrays: The kernel's operands and results.
     """
 
     function: Any
-    operands: tuple[Occurrences | None, ...]
+    module: Any
+    arrays: tuple[Array, ...]
 
     @property
     def work(self) -> KernelWork:
         """The work at all points of the grid."""
         return self._work(self.function.operation).times(math.prod(self._grid))
 
-    @property
+    @functools.cached_property
+    def _bounds(self) -> tuple[int, ...]:
+        """Sizes of the grid's dimensions; negative if the data determine the size."""
+        attributes = self.function.attributes
+        return tuple(map(int, attributes["iteration_bounds"])) if "iteration_bounds" in attributes else ()
+
+    @functools.cached_property
     def _grid(self) -> tuple[int, ...]:
-        if "iteration_bounds" not in self.function.attributes:
-            return ()
-        return tuple(max(int(bound), 1) for bound in self.function.attributes["iteration_bounds"])
+        """Size of the grid. A dimension that the data determine is as large as the number of blocks along it."""
+        return tuple(
+            self._blocks(dimension) if bound < 0 else max(bound, 1) for dimension, bound in enumerate(self._bounds)
+        )
+
+    @functools.cached_property
+    def _arrays(self) -> tuple[Array, ...]:
+        """Operands and results of the function. The sizes of dimensions that the data determine come before them."""
+        return self.arrays[sum(bound < 0 for bound in self._bounds) :]
+
+    def _blocks(self, dimension: int) -> int:
+        """Return the largest number of blocks along an axis of an array that a dimension of the grid chooses."""
+        attributes = self.function.attributes
+        functions = {
+            function.attributes["sym_name"].value: function
+            for function in self.module.body.operations
+            if "sym_name" in function.attributes
+        }
+        prefetched = int(attributes["scalar_prefetch"]) if "scalar_prefetch" in attributes else 0
+        largest = 1
+        for array, window in zip(self._arrays[prefetched:], attributes["window_params"], strict=False):
+            chosen = functions.get(window["transform_indices"].value) if "transform_indices" in window else None
+            if chosen is None or "window_bounds" not in window:
+                continue
+            (block,) = chosen.regions[0].blocks
+            indices = block.operations[len(block.operations) - 1].operands
+            for index, size, step in zip(indices, array.shape, window["window_bounds"], strict=False):
+                if _depends_on(index, block.arguments[dimension]):
+                    largest = max(largest, -(-size // int(step)))
+        return largest
 
     def _work(self, operation: Any) -> KernelWork:
         """Return the work of the matrix products inside an operation, counting every iteration of its loops."""
@@ -269,7 +329,7 @@ class _Kernel:
         number = source.arg_number - len(self._grid)
         if number < 0:
             return tuple((position, 1) for position in range(self._grid[source.arg_number]))
-        return (self.operands[number] if number < len(self.operands) else None) or ()
+        return (self._arrays[number].values if number < len(self._arrays) else None) or ()
 
 
 def _product_work(product: Any) -> KernelWork:
@@ -298,6 +358,11 @@ def _sources(value: Any) -> Iterator[Any]:
         return
     for operand in list(owner.operands)[:1] if owner.name == "memref.load" else owner.operands:
         yield from _sources(operand)
+
+
+def _depends_on(value: Any, argument: Any) -> bool:
+    """Return whether a value is computed from an argument, or loaded from a place that is."""
+    return value == argument or any(_depends_on(operand, argument) for operand in getattr(value.owner, "operands", ()))
 
 
 def _evaluate(value: Any, known: Mapping[Any, int] = MappingProxyType({})) -> int | None:

@@ -11,7 +11,7 @@ from tpu_components.core.base.fingerprint import code_of
 from tpu_components.core.machines.machine_spec import Slice
 from tpu_components.preflight_training.compiling import hlo
 from tpu_components.preflight_training.compiling.failures import explain, needed_bytes, verdict_of
-from tpu_components.preflight_training.compiling.kernels import read_masks
+from tpu_components.preflight_training.compiling.kernels import read_kernels
 from tpu_components.preflight_training.compiling.outcome import FITS, Outcome, versions_and_flags
 from tpu_components.preflight_training.compiling.stablehlo import (
     compile_module,
@@ -67,5 +67,5 @@ class StepProgram:
             compile_seconds=time.monotonic() - start,
             peak_bytes=device_peak_bytes(memory),
             fixed_bytes=memory.alias_size_in_bytes,
-            cost=hlo.read_cost(text, functools.partial(hlo.scope_of, levels=self.levels), read_masks(module)),
+            cost=hlo.read_cost(text, functools.partial(hlo.scope_of, levels=self.levels), read_kernels(module)),
         )

@@ -189,6 +189,16 @@ def test_a_scatter_with_an_estimate_or_on_the_chip_has_no_rows_of_its_own():
     assert [operation.rows for operation in _cost(lines[0], on_the_chip).operations] == [0]
 
 
+@pytest.mark.parametrize(("thread", "rows"), [(', async_execution_thread="sparsecore"', 0), ("", 40)])
+def test_a_scatter_on_sparse_cores_does_not_add_row_after_row(thread, rows):
+    lines = ["  %i = s32[40] parameter(1)", "  %u = f32[40,128]{1,0} parameter(2)"]
+    added = _computation("added", *lines, f"  ROOT %s = {_SCATTER.replace('%a', '%p')}1, to_apply=%fused")
+    called = _computation("called", *lines, "  ROOT %f = f32[9,128]{1,0} fusion(%p, %i, %u), calls=%added")
+    start = f"  %c = ((), f32[9,128]{{1,0}}, u32[]) call-start(%p, %i, %u){thread}, to_apply=%called"
+    cost = _cost(*lines, start, "  %d = f32[9,128]{1,0} call-done(%c)", computations=[added, called])
+    assert [(operation.kind, operation.rows) for operation in cost.operations] == [(Kind.INDEXING, rows)]
+
+
 def test_a_scatter_into_the_common_memory_of_v4_adds_row_after_row():
     scatter = _SCATTER.replace("%a", "%p").replace("%u", "%p").replace("{1,0}", "{1,0:T(8,128)S(3)}")
     (operation,) = _cost("  %i = s32[40] parameter(2)", f"  %s = {scatter}1").operations

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tpu_components.preflight_training.compiling.kernels import kernel_work
+from tpu_components.preflight_training.compiling.kernels import Array, kernel_work
 
 _KERNELS = """
 import functools, json, re
@@ -14,14 +14,15 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu import flash_attention
+from jax.experimental.pallas.ops.tpu.megablox import gmm
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
-from tpu_components.preflight_training.compiling.kernels import read_masks
+from tpu_components.preflight_training.compiling.kernels import read_kernels
 
 def kernels(function, *shapes):
     arguments = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
     lowered = jax.jit(function).trace(*arguments).lower(lowering_platforms=("tpu",))
-    return list(read_masks(lowered.compiler_ir()).items())
+    return list(read_kernels(lowered.compiler_ir()).items())
 
 def tile(x, y, o):
     o[...] = jnp.dot(x[...], y[...], preferred_element_type=jnp.float32).astype(o.dtype)
@@ -61,6 +62,9 @@ def with_mask_of_data(x, blocks):
     info = attend.fwd_mask_info._replace(block_mask=blocks[:1, :8, :8].astype(jnp.int8))
     return splash.SplashAttentionKernel(info, None, None, **attend.kwargs)(x, x, x)
 
+def grouped(rows, weights, sizes):
+    return gmm(rows, weights, sizes[:, 0, 0].astype(jnp.int32), preferred_element_type=jnp.bfloat16)
+
 heads = 2, 1024, 128
 print(json.dumps({
     "product": kernels(product, (512, 256), (256, 384)),
@@ -74,16 +78,21 @@ print(json.dumps({
     "layers": kernels(in_layers, (3, *heads)),
     "gradient": kernels(jax.grad(lambda x: attend(x).astype(jnp.float32).sum()), heads),
     "flash": kernels(flash, heads),
+    "grouped": kernels(grouped, (1024, 256), (4, 256, 384), (4, 1, 1)),
     "data": kernels(with_mask_of_data, heads, (1, 8, 8)),
 }))
 """
+
+
+def _array(shape, values):
+    return Array(tuple(shape), values and tuple(map(tuple, values)))
 
 
 @pytest.mark.heavy  # Starts a process that imports JAX, which takes 9 s.
 def test_kernels_count_the_products_that_they_compute(run_with_jax):
     """A product counts once for every tile that no mask or condition skips."""
     found = {
-        name: [kernel_work(body, tuple(each and tuple(map(tuple, each)) for each in masks)) for body, masks in kernels]
+        name: [kernel_work(body, tuple(_array(*each) for each in arrays)) for body, arrays in kernels]
         for name, kernels in json.loads(run_with_jax(_KERNELS)).items()
     }
     product = 2.0 * 512 * 256 * 384
@@ -102,6 +111,8 @@ def test_kernels_count_the_products_that_they_compute(run_with_jax):
         "layers": [(3 * 2 * causal * pairs, 3 * 2 * causal * pairs)],
         "gradient": [(count * causal * pairs, count * causal * pairs) for count in (2, 4, 3)],
         "flash": [(2 * causal * pairs, 2 * causal * pairs)],
+        # The data determine the grid: at least one step for each block of rows.
+        "grouped": [(2.0 * 1024 * 256 * 384, 2.0 * 1024 * 256 * 384)],
         "data": [(pairs, pairs)],  # The mask is unknown, so half of the blocks count.
     }
 
