@@ -9,13 +9,11 @@ text without a version.
 import base64
 import dataclasses
 import functools
-import itertools
 import json
 import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,12 +23,12 @@ from tpu_components.preflight_training.compiling.stablehlo import new_context
 _VERSION = "stable_mosaic.version"
 _PRODUCTS = ("tpu.matmul", "vector.contract")
 LANES = 128  # Columns of a vector register: a head of 64 features is as slow as one of 128.
-Compute = Callable[[int, int], int]
+Compute = Callable[[Any, Any], Any]  # Of integers, or of arrays of integers.
 # Kernels skip blocks that a mask hides. If the mask's values are unknown, half of the blocks are assumed to be
 # computed, as with a causal mask.
 _SHARE_OF_MASKED = 0.5
 _MOST_DIFFERENT = 256  # An operand with more distinct values than this is treated as unknown.
-_MOST_CASES = 1 << 16  # A condition with more combinations of inputs than this is not evaluated.
+_MOST_CASES = 1 << 22  # A condition with more combinations of inputs than this is not evaluated.
 # The predicates of arith.cmpi in order: eq, ne, four signed comparisons, and four unsigned ones, treated as signed.
 _COMPARISONS: Mapping[int, Compute] = dict(
     enumerate((operator.eq, operator.ne, *(2 * (operator.lt, operator.le, operator.gt, operator.ge))))
@@ -42,8 +40,8 @@ _ARITHMETIC: Mapping[str, Compute] = {
     "arith.andi": operator.and_,
     "arith.ori": operator.or_,
     "arith.xori": operator.xor,
-    "arith.maxsi": max,
-    "arith.minsi": min,
+    "arith.maxsi": np.maximum,
+    "arith.minsi": np.minimum,
 }
 _SAME_VALUES = ("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast")
 _SAME_MASK = ("broadcast_in_dim", "reshape", "transpose", "convert")
@@ -106,7 +104,7 @@ def kernel_work(body: str, arrays: tuple[Array, ...] = ()) -> KernelWork:
             if _VERSION in module.operation.attributes:  # Upgrade the program to the version of the installed jaxlib.
                 passmanager.PassManager.parse("builtin.module(mosaic-serde{serialize=false})").run(module.operation)
             return _sum(_Kernel(function, module, arrays).work for function in module.body.operations)
-    except (ir.MLIRError, RuntimeError, ValueError):
+    except (ir.MLIRError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         return KernelWork()
 
 
@@ -126,7 +124,7 @@ def read_kernels(module: Any) -> dict[str, tuple[Array, ...]]:
         body: (
             *(
                 Array(_shape(operands[0]), _occurrences(map(constants.values_of, operands)))
-                for operands in zip(*(call.operands for call in several), strict=True)
+                for operands in zip(*(call.operands for call in several), strict=False)
             ),
             *(Array(_shape(result)) for result in several[0].results),
         )
@@ -135,7 +133,7 @@ def read_kernels(module: Any) -> dict[str, tuple[Array, ...]]:
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    return tuple(value.type.shape)
+    return tuple(getattr(value.type, "shape", ()))  # A token has no shape.
 
 
 def _body(call: Any) -> str:
@@ -144,7 +142,7 @@ def _body(call: Any) -> str:
         return ""
     try:
         return str(json.loads(call.attributes["backend_config"].value)["custom_call_config"]["body"])
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):  # Another call with this name.
         return ""
 
 
@@ -209,9 +207,12 @@ class _Constants:
 def _array(attribute: Any) -> np.ndarray | None:
     from jaxlib.mlir import ir
 
-    if not isinstance(attribute, ir.DenseIntElementsAttr):
+    if not isinstance(attribute, ir.DenseIntElementsAttr) or not len(attribute):
         return None
-    return np.array([int(attribute[0])]) if attribute.is_splat else np.array(attribute)
+    try:
+        return np.array([int(attribute[0])]) if attribute.is_splat else np.array(attribute)
+    except (TypeError, ValueError):  # An element that is narrower than a byte.
+        return None
 
 
 def padding(size: int, tile: int) -> float:
@@ -283,7 +284,7 @@ class _Kernel:
             (block,) = chosen.regions[0].blocks
             indices = block.operations[len(block.operations) - 1].operands
             for index, size, step in zip(indices, array.shape, window["window_bounds"], strict=False):
-                if _depends_on(index, block.arguments[dimension]):
+                if block.arguments[dimension] in _sources(index, with_places=True):
                     largest = max(largest, -(-size // int(step)))
         return largest
 
@@ -306,19 +307,15 @@ class _Kernel:
 
         If this is unknown, return `_SHARE_OF_MASKED` for a condition that depends on loaded data, and None otherwise.
         """
-        sources = list(dict.fromkeys(_sources(condition)))
+        sources = list(_sources(condition))
         known = [self._values_of(source) for source in sources]
-        held = total = 0
         if all(known) and math.prod(map(len, known)) <= _MOST_CASES:
-            for case in itertools.product(*known):
-                values = dict(zip(sources, (value for value, _ in case), strict=True))
-                holds = _evaluate(condition, values)
-                if holds is None:
-                    break
-                count = math.prod(count for _, count in case)
-                held, total = held + bool(holds) * count, total + count
-            else:
-                return held / total
+            # Arrays with an axis for each source.
+            values = np.ix_(*([value for value, _ in each] for each in known))
+            counts = np.asarray(math.prod(np.ix_(*([count for _, count in each] for each in known))))
+            holds = _evaluate(condition, dict(zip(sources, values, strict=True)))
+            if holds is not None:
+                return float((counts * (np.asarray(holds) != 0)).sum() / counts.sum())
         is_masked = any("memref" in str(source.type) for source in sources)
         return _SHARE_OF_MASKED if is_masked else None
 
@@ -344,44 +341,62 @@ def _product_work(product: Any) -> KernelWork:
 
 def _trips(loop: Any) -> int:
     """Return the number of a loop's iterations, or 1 if a bound is not a constant."""
-    first, last, step = (_evaluate(bound) for bound in list(loop.operands)[:3])
+    first, last, step = (_evaluate(bound, {}) for bound in list(loop.operands)[:3])
     if first is None or last is None or not step:
         return 1
     return max(-(-(last - first) // step), 0)
 
 
-def _sources(value: Any) -> Iterator[Any]:
-    """Yield what a value is computed from: arguments of functions and loops, and arrays in memory."""
-    owner = value.owner
-    if not hasattr(owner, "operands"):
-        yield value
-        return
-    for operand in list(owner.operands)[:1] if owner.name == "memref.load" else owner.operands:
-        yield from _sources(operand)
+def _sources(value: Any, with_places: bool = False) -> dict[Any, None]:
+    """Return what a value is computed from: arguments of functions and loops, and arrays in memory.
+
+    Args:
+        value: A value of the kernel's program.
+        with_places: Whether to include what the places of loads are computed from.
+    """
+    sources: dict[Any, None] = {}
+    seen = set()
+    rest = [value]
+    while rest:
+        value = rest.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        owner = value.owner
+        if not hasattr(owner, "operands"):
+            sources[value] = None
+        elif owner.name == "memref.load" and not with_places:
+            rest.append(owner.operands[0])
+        else:
+            rest.extend(owner.operands)
+    return sources
 
 
-def _depends_on(value: Any, argument: Any) -> bool:
-    """Return whether a value is computed from an argument, or loaded from a place that is."""
-    return value == argument or any(_depends_on(operand, argument) for operand in getattr(value.owner, "operands", ()))
+def _evaluate(value: Any, known: dict[Any, Any]) -> Any:
+    """Evaluate an integer of a kernel's program, or an array of the integer's possible values.
 
-
-def _evaluate(value: Any, known: Mapping[Any, int] = MappingProxyType({})) -> int | None:
-    """Evaluate an integer of a kernel's program from constants and known values.
-
-    Return None if it depends on anything else.
+    Return None if it depends on anything but constants and known values.
 
     Args:
         value: The integer.
         known: Values of arguments. The value of an array stands for every element that is loaded from the array.
+            Everything that is evaluated is added.
     """
-    if value in known:
-        return known[value]
+    if value not in known:
+        known[value] = _compute(value, known)
+    return known[value]
+
+
+def _compute(value: Any, known: dict[Any, Any]) -> Any:
+    from jaxlib.mlir import ir
+
     owner = value.owner
     name = getattr(owner, "name", "")
     if name == "memref.load":
         return known.get(owner.operands[0])
     if name == "arith.constant":
-        return int(owner.attributes["value"])
+        attribute = owner.attributes["value"]
+        return int(attribute.value) if isinstance(attribute, ir.IntegerAttr | ir.BoolAttr) else None
     if name in _SAME_VALUES:
         return _evaluate(owner.operands[0], known)
     if name != "arith.cmpi" and name not in _ARITHMETIC:
@@ -390,4 +405,4 @@ def _evaluate(value: Any, known: Mapping[Any, int] = MappingProxyType({})) -> in
     if left is None or right is None:
         return None
     compute = _ARITHMETIC.get(name) or _COMPARISONS[int(owner.attributes["predicate"])]
-    return int(compute(left, right))
+    return compute(left, right) + 0  # An integer, also from a comparison.

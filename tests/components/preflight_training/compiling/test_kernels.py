@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from tpu_components.preflight_training.compiling.kernels import Array, kernel_work
+from tpu_components.preflight_training.compiling.kernels import Array, kernel_work, read_kernels
+from tpu_components.preflight_training.compiling.stablehlo import new_context, parse_module
 
 _KERNELS = """
 import functools, json, re
@@ -117,23 +118,70 @@ def test_kernels_count_the_products_that_they_compute(run_with_jax):
     }
 
 
-def test_a_kernel_that_the_compiler_wrote_as_text_counts_its_products():
-    text = b"""module {
-      func.func @main(%i: i32, %j: i32, %arg1: memref<512x128xbf16>) attributes {iteration_bounds = array<i64: 8, 4>} {
-        %c0 = arith.constant 0 : index
-        %x = vector.load %arg1[%c0, %c0] : memref<512x128xbf16>, vector<512x128xbf16>
-        %zero = arith.constant dense<0.0> : vector<512x512xf32>
-        %product = vector.contract {
-          indexing_maps = [
-            affine_map<(i, j, k) -> (i, k)>, affine_map<(i, j, k) -> (j, k)>, affine_map<(i, j, k) -> (i, j)>
-          ],
-          iterator_types = ["parallel", "parallel", "reduction"], kind = #vector.kind<add>
-        } %x, %x, %zero : vector<512x128xbf16>, vector<512x128xbf16> into vector<512x512xf32>
-        return
-      }
+_MAPS = "affine_map<(i, j, k) -> (i, k)>, affine_map<(i, j, k) -> (j, k)>, affine_map<(i, j, k) -> (i, j)>"
+_TEXT = """module {{
+  func.func @main(%i: i32, %j: i32, %mask: memref<16xi8>, %x: memref<512x128xbf16>)
+      attributes {{iteration_bounds = array<i64: 4, 8>}} {{
+    %c0 = arith.constant 0 : index
+    %one = arith.constant 1 : i32
+    %loaded = memref.load %mask[%c0] : memref<16xi8>
+    %zero = arith.constant 0 : i8
+    %v = vector.load %x[%c0, %c0] : memref<512x128xbf16>, vector<512x128xbf16>
+    %sum = arith.constant dense<0.0> : vector<512x512xf32>
+    {condition}
+    scf.if %b {{
+      %product = vector.contract {{
+        indexing_maps = [{maps}], iterator_types = ["parallel", "parallel", "reduction"], kind = #vector.kind<add>
+      }} %v, %v, %sum : vector<512x128xbf16>, vector<512x128xbf16> into vector<512x512xf32>
+    }}
+    return
+  }}
+}}"""
+_IS_SHOWN = "%b = arith.cmpi ne, %loaded, %zero : i8"
+_CHAIN = "".join(f"%d{n + 1} = arith.addi %d{n}, %d{n} : i32\n" for n in range(30))
+
+
+@pytest.mark.parametrize(
+    ("condition", "mask", "tiles"),
+    [
+        ("%b = arith.constant true", None, 32),
+        ("%b = arith.constant false", None, 0),
+        ("%b = arith.cmpi eq, %i, %j : i32", None, 4),
+        ("%c = arith.cmpi sge, %i, %j : i32\n%t = arith.constant true\n%b = arith.xori %c, %t : i1", None, 22),
+        (_IS_SHOWN, None, 16),
+        (_IS_SHOWN, ((0, 12), (1, 4)), 8),
+        (
+            _IS_SHOWN.replace("%b", "%c") + "\n%d = arith.cmpi sge, %i, %j : i32\n%b = arith.andi %c, %d : i1",
+            ((0, 12), (1, 4)),
+            2.5,
+        ),
+        (f"%d0 = arith.addi %i, %j : i32\n{_CHAIN}%b = arith.cmpi sgt, %d30, %one : i32", None, 31),
+        (f"%d0 = arith.divsi %i, %one : i32\n{_CHAIN}%b = arith.cmpi sgt, %d30, %one : i32", None, 32),
+    ],
+    ids=["always", "never", "diagonal", "not", "mask unknown", "mask", "mask and place", "chain", "unknown"],
+)
+def test_a_product_counts_as_often_as_its_condition_holds(condition, mask, tiles):
+    """In a kernel that the compiler wrote as text, with a grid of 4 by 8."""
+    body = base64.b64encode(_TEXT.format(condition=condition, maps=_MAPS).encode()).decode()
+    work = tiles * 2.0 * 512 * 512 * 128
+    assert kernel_work(body, (Array((16,), mask),)) == (work, work)
+
+
+def test_operands_that_are_no_masks_are_read_without_an_error():
+    text = """func.func public @main(%a: tensor<4xi32>) -> tensor<4xi32> {
+        %bits = stablehlo.constant dense<[true, false, true]> : tensor<3xi1>
+        %narrow = stablehlo.constant dense<[1, 2]> : tensor<2xi4>
+        %empty = stablehlo.constant dense<> : tensor<0xi32>
+        %token = stablehlo.create_token : !stablehlo.token
+        %r = stablehlo.custom_call @tpu_custom_call(%a, %bits, %narrow, %empty, %token)
+            {backend_config = "{\\"custom_call_config\\": {\\"body\\": \\"kernel\\"}}"}
+            : (tensor<4xi32>, tensor<3xi1>, tensor<2xi4>, tensor<0xi32>, !stablehlo.token) -> tensor<4xi32>
+        %s = stablehlo.custom_call @tpu_custom_call(%r) {backend_config = "none"} : (tensor<4xi32>) -> tensor<4xi32>
+        return %s : tensor<4xi32>
     }"""
-    product = 8 * 4 * 2.0 * 512 * 512 * 128
-    assert kernel_work(base64.b64encode(text).decode()) == (product, product)
+    (arrays,) = read_kernels(parse_module(text.encode(), new_context())).values()
+    assert [array.shape for array in arrays] == [(4,), (3,), (2,), (0,), (), (4,)]
+    assert [array.values for array in arrays] == [None, ((0, 1), (1, 2)), None, None, None, None]
 
 
 @pytest.mark.parametrize("body", ["", "bm90aGluZw==", "no base64"])
