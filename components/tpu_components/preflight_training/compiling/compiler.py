@@ -264,7 +264,9 @@ def compile_step(compilation: Compilation, cache_dir: Path) -> Outcome:
         held_bytes=held_bytes(stats),
         # The state is updated in place. Other arguments are the resident split, or else batches.
         fixed_bytes=stats.argument_size_in_bytes if compilation.is_resident else stats.alias_size_in_bytes,
-        example_bytes=kept_arrays.least_example_bytes(model, compilation.interface),
+        example_bytes=kept_arrays.least_example_bytes(
+            model, compilation.interface, compilation.training.softens_labels
+        ),
         cost=read_cost(compiled_text, functools.partial(layer_of, layers=layers), read_kernels(module)),
         parameters=_count_parameters(model),
         stage=stage,

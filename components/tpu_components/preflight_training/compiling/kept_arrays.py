@@ -15,7 +15,7 @@ _PRODUCTS = ("dot_general", "conv_general_dilated")
 _UNKEPT = ("checkpoint", "pallas_call")
 
 
-def least_example_bytes(model: Any, interface: Interface) -> int:
+def least_example_bytes(model: Any, interface: Interface, softens_labels: bool = False) -> int:
     """Return a lower bound on the bytes that each example of a batch needs in a training step on the JAX backend.
 
     The bytes include the example's inputs, targets and weight, and the results of the forward pass that the backward
@@ -33,11 +33,17 @@ def least_example_bytes(model: Any, interface: Interface) -> int:
     Args:
         model: Model after `compile_model`. Its variables may be abstract.
         interface: Input and output of the model.
+        softens_labels: Whether augmentation converts labels to probabilities.
     """
-    batch = [jax.ShapeDtypeStruct(shape, kind) for shape, kind in interface.batch_shapes(_BATCH)]
+    batch, forward = (
+        [jax.ShapeDtypeStruct(*each) for each in interface.batch_shapes(_BATCH, with_margin)]
+        for with_margin in (True, False)
+    )
+    if softens_labels:
+        forward[1] = jax.ShapeDtypeStruct((_BATCH, interface.num_classes), "float32")
     kept = 0
     with contextlib.suppress(Exception):  # A model's own `train_step` may need other arguments.
-        kept = _kept_bytes(model, batch)
+        kept = _kept_bytes(model, forward)
     return (sum(map(_bytes, batch)) + kept) // _BATCH
 
 

@@ -53,3 +53,17 @@ def test_what_the_backward_pass_needs_of_an_example(network, kept, warm):
 def test_a_model_with_a_training_step_of_its_own_needs_its_examples(warm):
     code = _CODE.replace("print(", "model.compute_loss_and_updates = None\nprint(")
     assert int(warm.run(code, "[layers.Flatten()]")) == _EXAMPLE
+
+
+def test_softened_labels_and_a_margin_change_nothing_but_the_images(warm):
+    code = (
+        _CODE.replace("import sys, keras", "import dataclasses, sys, keras")
+        .replace("DIGITS, TRAINING, 1, 10", "DIGITS, dataclasses.replace(TRAINING, label_smoothing=0.1), 1, 10")
+        .replace(
+            "print(least_example_bytes(model, DIGITS))",
+            "wide = dataclasses.replace(DIGITS, input=dataclasses.replace(DIGITS.input, margin=(4, 4)))\n"
+            "print(least_example_bytes(model, wide, softens_labels=True))",
+        )
+    )
+    needed = int(warm.run(code, "[layers.Flatten(), dense(32, activation='gelu')]"))
+    assert needed == 12 * 12 + 4 + 4 + 32 * 2 + 10 * 4
