@@ -59,7 +59,8 @@ def operations() -> Iterator[Operation]:
     mask = splash_attention_mask.MultiHeadMask([splash_attention_mask.FullMask((tokens, tokens))] * heads)
     splash = splash_attention_kernel.make_splash_mha(mask=mask, head_shards=1, q_seq_shards=1)
     yield Operation("attention, splash", splash, (q, q, q), 4 * heads * tokens**2 * size, 4 * 2 * q.size)
-    table, ids = _array(32_000, 1024), _array(65_536, kind=jnp.int32)
+    table = _array(32_000, 1024)
+    ids = _array(65_536, kind=jnp.int32)
     num_bytes = 2 * table.size + 2 * ids.size * 1024  # The table counts once: it may stay in on-chip memory.
     yield Operation("embedding", lambda table, ids: table[ids], (table, ids), 0, num_bytes)
     cache = _array(32, 8, 4096, 128)
@@ -112,26 +113,25 @@ def print_sums(machine: str, num_bytes: int = 1 << 26) -> None:
 
     The all-reduce completes a matrix product whose contracted dimension is sharded.
     """
+    side = int((num_bytes / 2) ** 0.5)
+    link = tpu_slice(machine).generation.ici_bytes_per_second
     for group in (2, 4, 8):
         mesh = tp.mesh(machine, other=8 // group, summed=group)
-        sharding = NamedSharding(mesh, PartitionSpec(None, "summed"))
-        side = int((num_bytes / 2) ** 0.5)
-        x = _array(side, 8 * side)
-        weights = NamedSharding(mesh, PartitionSpec("summed", None))
-        out = NamedSharding(mesh, PartitionSpec())
+        columns, rows, whole = (
+            NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((None, "summed"), ("summed", None), ())
+        )
         report = tp.preflight_step(
             _multiply,
-            x,
+            _array(side, 8 * side),
             _array(8 * side, side),
             machine=machine,
-            in_shardings=(sharding, weights),
-            out_shardings=out,
+            in_shardings=(columns, rows),
+            out_shardings=whole,
         )
-        link = tpu_slice(machine).generation.ici_bytes_per_second
         received = 2 * (group - 1) / group * num_bytes
         told = report.step.communication_ms / 1e3
-        bandwidth = received / link / told
-        print(f"{machine:<8}sum over {group:<15}{told * 1e6:>10.1f}{bandwidth:>24.1f} links", flush=True)
+        links = received / link / told
+        print(f"{machine:<8}sum over {group:<15}{told * 1e6:>10.1f}{links:>24.1f} links", flush=True)
 
 
 def main() -> None:

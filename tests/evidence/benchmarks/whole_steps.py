@@ -88,8 +88,9 @@ def load_generations() -> dict[str, Generation]:
 
 
 def memory_shares() -> dict[str, float]:
-    """By key, the share of a device's memory that each whole step needs whose layers are all compiled."""
-    programs, generations = _published()["programs"], load_generations()
+    """Return, by key, which share of a device's memory each whole step needs that was compiled with all its layers."""
+    programs = _published()["programs"]
+    generations = load_generations()
     peaks = json.loads(COMPILED.read_text(encoding="utf-8"))["steps"]
     return {
         row.key: peaks[row.key]["peak_bytes"] / generations[row.generation].hbm_usable_bytes

@@ -402,7 +402,7 @@ class _Program:
             name
             for step in instructions
             if f'async_execution_thread="{_SPARSE_CORE}"' in step.attributes
-            for name in step.called("to_apply", "calls", "called_computations")
+            for name in step.called("to_apply", "calls")
         }
         reached: set[str] = set()
         while names:

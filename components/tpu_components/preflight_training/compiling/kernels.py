@@ -12,7 +12,7 @@ import functools
 import json
 import math
 import operator
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -115,11 +115,14 @@ def read_kernels(module: Any) -> dict[str, tuple[Array, ...]]:
     of splash attention. If a kernel is called several times, the occurrences of all calls are added up, and the shapes
     are those of the first call.
     """
-    constants = _Constants(module)
-    calls: dict[str, list[Any]] = {}
+    kernels: defaultdict[str, list[Any]] = defaultdict(list)
+    calls: defaultdict[str, list[Any]] = defaultdict(list)
     for operation in _operations(module.operation):
-        if operation.name == "stablehlo.custom_call" and (body := _body(operation)):
-            calls.setdefault(body, []).append(operation)
+        if operation.name == "func.call":
+            calls[operation.attributes["callee"].value].append(operation)
+        elif operation.name == "stablehlo.custom_call" and (body := _body(operation)):
+            kernels[body].append(operation)
+    constants = _Constants(calls)
     return {
         body: (
             *(
@@ -128,7 +131,7 @@ def read_kernels(module: Any) -> dict[str, tuple[Array, ...]]:
             ),
             *(Array(_shape(result)) for result in several[0].results),
         )
-        for body, several in calls.items()
+        for body, several in kernels.items()
     }
 
 
@@ -165,14 +168,15 @@ def _operations(operation: Any) -> Iterator[Any]:
                 yield from _operations(inner.operation)
 
 
+@dataclasses.dataclass(frozen=True)
 class _Constants:
-    """Resolves values in a StableHLO module to integer constants."""
+    """Finds the integer constants that values in a StableHLO module are equal to.
 
-    def __init__(self, module: Any) -> None:
-        self._calls: dict[str, list[Any]] = {}
-        for operation in _operations(module.operation):
-            if operation.name == "func.call":
-                self._calls.setdefault(operation.attributes["callee"].value, []).append(operation)
+    Attributes:
+        calls: The calls of each function of the module.
+    """
+
+    calls: Mapping[str, list[Any]]
 
     def values_of(self, value: Any) -> np.ndarray | None:
         """The values of a constant, or None for any other value."""
@@ -193,7 +197,7 @@ class _Constants:
     def _of_argument(self, block: Any, number: int) -> np.ndarray | None:
         owner = block.owner.operation
         if owner.name == "func.func":
-            calls = self._calls.get(owner.attributes["sym_name"].value, [])
+            calls = self.calls.get(owner.attributes["sym_name"].value, [])
             arrays = [self.values_of(call.operands[number]) for call in calls]
             known = [array.ravel() for array in arrays if array is not None]
             return np.concatenate(known) if known and len(known) == len(arrays) else None
@@ -257,18 +261,21 @@ class _Kernel:
 
     @functools.cached_property
     def _grid(self) -> tuple[int, ...]:
-        """Size of the grid. A dimension that the data determine is as large as the number of blocks along it."""
+        """Sizes of the grid's dimensions. If the data determine a size, the number of blocks takes its place."""
         return tuple(
             self._blocks(dimension) if bound < 0 else max(bound, 1) for dimension, bound in enumerate(self._bounds)
         )
 
     @functools.cached_property
     def _arrays(self) -> tuple[Array, ...]:
-        """Operands and results of the function. The sizes of dimensions that the data determine come before them."""
+        """Operands and results of the function, without the operands before them that are sizes of the grid."""
         return self.arrays[sum(bound < 0 for bound in self._bounds) :]
 
     def _blocks(self, dimension: int) -> int:
-        """Return the largest number of blocks along an axis of an array that a dimension of the grid chooses."""
+        """Return how many blocks a dimension of the grid steps through.
+
+        The dimension selects blocks along axes of the arrays. The axis with the most blocks counts.
+        """
         attributes = self.function.attributes
         functions = {
             function.attributes["sym_name"].value: function
@@ -290,10 +297,8 @@ class _Kernel:
 
     def _work(self, operation: Any) -> KernelWork:
         """Return the work of the matrix products inside an operation, counting every iteration of its loops."""
-        shares = [1.0, 1.0]
-        if operation.name == "scf.if":
-            share = self._share(operation.operands[0])
-            shares = [1.0, 1.0] if share is None else [share, 1.0 - share]
+        share = self._share(operation.operands[0]) if operation.name == "scf.if" else None
+        shares = [1.0, 1.0] if share is None else [share, 1.0 - share]
         total = _sum(
             (_product_work(inner) if inner.operation.name in _PRODUCTS else self._work(inner.operation)).times(share)
             for share, region in zip(shares, operation.regions, strict=False)
@@ -320,7 +325,10 @@ class _Kernel:
         return _SHARE_OF_MASKED if is_masked else None
 
     def _values_of(self, source: Any) -> Occurrences:
-        """Return the values of a position in the grid or of an operand, or () if they are unknown."""
+        """Return the values that an argument of the function can have, or () if they are unknown.
+
+        These are the positions along a dimension of the grid, or the values of an operand.
+        """
         if source.owner != self.function.regions[0].blocks[0]:
             return ()
         number = source.arg_number - len(self._grid)
@@ -348,7 +356,7 @@ def _trips(loop: Any) -> int:
 
 
 def _sources(value: Any, with_places: bool = False) -> dict[Any, None]:
-    """Return what a value is computed from: arguments of functions and loops, and arrays in memory.
+    """Return the arguments of functions and loops, and the arrays in memory, that a value is computed from.
 
     Args:
         value: A value of the kernel's program.
