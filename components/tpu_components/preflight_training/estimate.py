@@ -31,9 +31,15 @@ COPIES = "waiting for copies from main memory"  # A layer of its own.
 # A hop from chip to chip takes about a microsecond (https://jax-ml.github.io/scaling-book/tpus/).
 _HOP_SECONDS = 1e-6
 
-# The compiler gives no time for a hand-written kernel: it is taken to reach this share of the matrix units' peak. With
-# it, two decoders with fused attention were estimated at 299 and 880 ms; 302 (v6e) and 881 ms (v5e) are published.
-KERNEL_SHARE = 0.45
+# The compiler gives no time for kernels. Their matrix products are assumed to use this share of the matrix units' peak.
+# Kernels that compute exponentials between the products are attention: with 45%, two decoders were estimated at 299 and
+# 880 ms; 302 (v6e) and 881 ms (v5e) are published. A kernel of products alone reached 92% on v5e
+# (https://docs.jax.dev/en/latest/pallas/tpu/matmul.html, 8192³).
+KERNEL_SHARES = {Kind.KERNEL: 0.45, Kind.PRODUCT_KERNEL: 0.9}
+# A step of a kernel's grid takes at least this time: on v5e, 32,768 steps took 11.8 ms and 262,144 steps 91.8 ms (the
+# same page, blocks of 128³). This is assumed for all generations. The cores of a device are assumed to share the
+# steps.
+GRID_STEP_SECONDS = 0.35e-6
 # The compiler gives no time for rows that a scatter adds outside of VMEM, one after the other. On v6e, 32,500 took
 # 0.02 s and 65,000 took 0.06 s (https://github.com/pytorch/xla/issues/8720). Marin's mixture of experts on v4, whose
 # gradients are added in CMEM, took 1.86 s a step: 2.21 s is estimated with these rows, and 0.23 s without them.
@@ -93,7 +99,7 @@ class Accuracy:
 
 _UNKNOWN = Accuracy(1.0, 1.0, 1.0, 0, 0)  # For GPUs, whose time is not estimated.
 _WELL = Accuracy(1.0, 0.85, 1.33, 47, 34, 36, 36, 47, 0.07, 0.22)
-_LITTLE = Accuracy(1.0, 0.47, 1.62, 68, 34, 51, 55, 68, 0.2, 0.8)
+_LITTLE = Accuracy(1.0, 0.5, 1.67, 68, 34, 47, 55, 68, 0.19, 0.8)
 _GROUPS = (_WELL, _LITTLE)
 INTERVALS = (
     "The range in brackets should contain nine of ten step times. It contained "
@@ -120,16 +126,17 @@ def accuracy_at(mxu_utilization: float) -> Accuracy:
 def seconds_of(operation: OperationCost, generation: Generation) -> float:
     """Return the time of all runs of an operation in a step, in seconds.
 
-    The time of one run is the longest of four times: the time in the compiler's schedule; the time of the matrix
-    products at the peak, or at a kernel's share of the peak; the time of the bytes at the memory's bandwidth; and the
-    time of the rows that a scatter adds one after the other.
+    The time of one run is the longest of five times: the time in the compiler's schedule; the time of the matrix
+    products at the peak, or at a kernel's share of the peak; the time of the bytes at the memory's bandwidth; the time
+    of the rows that a scatter adds one after the other; and the shortest time of the steps of a kernel's grid.
     """
-    share = KERNEL_SHARE * operation.filled if operation.kind is Kind.KERNEL else 1.0
+    share = KERNEL_SHARES.get(operation.kind, 1.0) * operation.filled
     return operation.times * max(
         operation.cycles / generation.clock_hz,
         operation.flops / (share * generation.device_peak_flops),
         operation.num_bytes / generation.device_bytes_per_second,
         operation.rows * _ROW_SECONDS,
+        operation.steps * GRID_STEP_SECONDS / generation.cores_per_device,
     )
 
 
@@ -288,7 +295,7 @@ def kernel_share(cost: ProgramCost, generation: Generation) -> float:
     """Return the share of a step's computation that is in kernels whose time is computed from their matrix products."""
     times = [(operation, seconds_of(operation, generation)) for operation in cost.operations]
     whole = sum(time for _, time in times)
-    kernels = sum(time for operation, time in times if operation.kind is Kind.KERNEL and operation.flops)
+    kernels = sum(time for operation, time in times if operation.kind in KERNEL_SHARES and operation.flops)
     return kernels / whole if whole else 0.0
 
 

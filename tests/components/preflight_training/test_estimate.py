@@ -118,9 +118,21 @@ def test_a_kernel_reaches_its_share_of_the_peak_or_the_bandwidth():
     assert _milliseconds(OperationCost(Kind.KERNEL, 0, 1, 819e6)) == pytest.approx(1.0)
     half = OperationCost(Kind.KERNEL, 0, 0.45 * 197e9, filled=0.5)
     assert _milliseconds(half) == pytest.approx(2.0)
+    assert _milliseconds(OperationCost(Kind.PRODUCT_KERNEL, 0, 0.9 * 197e9)) == pytest.approx(1.0)
     step = time_step(_cost(layers={"kernel": LayerCost([half])}), _machine("v5e-1"))
     assert step.guessed_share == 0, "its arithmetic is known"
     assert step.flops == 0.45 * 197e9, "padding is no work"
+
+
+@pytest.mark.parametrize(
+    ("size", "block", "measured_ms"),
+    [(4096, (128, 128, 128), 11.77), (8192, (128, 128, 128), 91.84), (8192, (512, 1024, 1024), 6.10)],
+)
+def test_a_grid_of_small_blocks_is_slow(size, block, measured_ms):
+    """On v5e, as https://docs.jax.dev/en/latest/pallas/tpu/matmul.html measured."""
+    steps = math.prod(size // side for side in block)
+    kernel = OperationCost(Kind.PRODUCT_KERNEL, flops=2.0 * size**3, num_bytes=6.0 * size**2, steps=steps)
+    assert _milliseconds(kernel) == pytest.approx(measured_ms, rel=0.03)
 
 
 def test_rows_are_added_one_after_the_other():

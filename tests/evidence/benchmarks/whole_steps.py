@@ -83,7 +83,7 @@ def load_generations() -> dict[str, Generation]:
     """The catalogue's TPU generations by name, and v4 with a device for each core."""
     found = {one.name: one for one in load_catalogue().generations if one.accelerator == TPU}
     v4 = found["v4"]
-    core = dataclasses.replace(v4, devices_per_chip=2, hbm_usable_bytes=v4.hbm_usable_bytes // 2)
+    core = dataclasses.replace(v4, devices_per_chip=2, cores_per_device=1, hbm_usable_bytes=v4.hbm_usable_bytes // 2)
     return found | {f"v4{published_compile.CORE}": core}
 
 
@@ -284,11 +284,11 @@ def _merge(operations: Sequence[OperationCost], generation: Generation) -> list[
     found = []
     for one in operations:
         if seconds_of(one, generation) > _SMALL * whole:
-            found.append([one.kind.value, one.cycles, one.flops, one.num_bytes, one.times, one.filled, one.rows])
+            found.append([one.kind.value, *dataclasses.astuple(one)[1:]])
         else:
             for at, value in enumerate((one.cycles, one.flops, one.num_bytes)):
                 small[one.kind][at] += value * one.times
-    return [*found, *([kind.value, *values, 1, 1.0, 0] for kind, values in small.items())]
+    return [*found, *([kind.value, *values, 1, 1.0, 0, 0] for kind, values in small.items())]
 
 
 def _json(kept: Mapping[str, Any]) -> str:
@@ -296,8 +296,8 @@ def _json(kept: Mapping[str, Any]) -> str:
     text = json.dumps(kept, indent=1)
     return (
         re.sub(
-            r"\[\s+(\"\w+\"),\s+([\d.e+]+),\s+([\d.e+]+),\s+([\d.e+]+),\s+(\d+),\s+([\d.]+),\s+(\d+)\s+\]",
-            r"[\1, \2, \3, \4, \5, \6, \7]",
+            r"\[\s+(\"[\w ]+\"(?:,\s+[\d.e+]+){7})\s+\]",
+            lambda match: "[" + re.sub(r"\s+", " ", match[1]) + "]",
             text,
         )
         + "\n"

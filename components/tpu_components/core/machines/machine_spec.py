@@ -78,6 +78,7 @@ class Generation:
         pod_regions: Regions for training on several hosts.
         device_kind: Name of the device, as JAX reports it.
         devices_per_chip: JAX devices per chip: two (one per core) for v2, v3 and 7x, otherwise one.
+        cores_per_device: TensorCores of a JAX device: two for v4 and v5p, otherwise one.
         hbm_bytes_per_second: Memory bandwidth of a chip.
         peak_bf16_flops: Peak bfloat16 operations per second of a chip.
         clock_hz: Clock rate that converts the TPU compiler's cycles to seconds. It is derived from the peak and is not
@@ -105,6 +106,7 @@ class Generation:
     pod_regions: tuple[str, ...] = ()
     device_kind: str = ""
     devices_per_chip: int = 1
+    cores_per_device: int = 1
     hbm_bytes_per_second: float = 0.0
     peak_bf16_flops: float = 0.0
     clock_hz: float = 1.0

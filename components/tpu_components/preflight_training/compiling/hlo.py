@@ -25,7 +25,7 @@ from tpu_components.preflight_training.compiling.instructions import (
     Scope,
     parse_hlo,
 )
-from tpu_components.preflight_training.compiling.kernels import Kernels, kernel_work, padding
+from tpu_components.preflight_training.compiling.kernels import Kernels, KernelWork, kernel_work, padding
 from tpu_components.preflight_training.compiling.loops import Loops
 
 SUBLANES = 8  # Rows of a vector register; it has 128 columns, like the matrix unit of most chips.
@@ -53,7 +53,8 @@ class Kind(enum.StrEnum):
 
     PRODUCT = "products"
     CONVOLUTION = "convolutions"
-    KERNEL = "kernels"  # Products for which the compiler gives no cycles.
+    KERNEL = "kernels"  # The compiler gives no cycles for them.
+    PRODUCT_KERNEL = "kernels of products"  # Without exponentials between the products.
     INDEXING = "indexing"
     OTHER = "other"
 
@@ -111,6 +112,7 @@ class OperationCost:
         times: Number of runs in a step.
         filled: Share of the matrix units' tiles that a kernel's products fill, or 1 for all other operations.
         rows: Rows that one run adds, one by one, to an array in main memory, as in an embedding's gradient.
+        steps: Steps of a kernel's grid in one run.
     """
 
     kind: Kind
@@ -120,6 +122,7 @@ class OperationCost:
     times: int = 1
     filled: float = 1.0
     rows: float = 0
+    steps: float = 0
 
     @property
     def is_guessed(self) -> bool:
@@ -331,7 +334,7 @@ class _Program:
 
     def __init__(self, text: str, kernels: Kernels) -> None:
         self.computations, self.entry = parse_hlo(text)
-        self.kernels = kernels
+        self._kernels = kernels
         self._offloaded = self._called_on_sparse_cores()
         self.loops = Loops(self.computations)
 
@@ -381,11 +384,11 @@ class _Program:
         inside = {step.opcode for step in self._inside(instruction)}
         cycles = int(instruction.attribute(_CYCLES) or 0)
         known = float(cycles) if cycles < _UNKNOWN_CYCLES else 0.0
-        filled = 1.0
-        if body := instruction.attribute(r'"body":"([^"]*)"'):
-            kind = Kind.KERNEL
-            flops, padded = kernel_work(body, self.kernels.get(body, ()))
-            filled = flops / padded if padded else 1.0
+        filled, steps = 1.0, 0.0
+        if kernel := self.kernel(instruction):
+            flops, steps = kernel.flops, kernel.steps
+            kind = Kind.PRODUCT_KERNEL if flops and not kernel.has_exponentials else Kind.KERNEL
+            filled = flops / kernel.padded if flops else 1.0
         elif named and not known:
             kind = Kind.KERNEL  # One of the compiler's own.
         elif named:
@@ -393,7 +396,13 @@ class _Program:
         else:
             kind = Kind.INDEXING if inside & _INDEXING else Kind.OTHER
         rows = 0 if known else self._added_rows(instruction, scope)
-        return OperationCost(kind, known, flops, self._traffic(instruction, scope), filled=filled, rows=rows), named
+        traffic = self._traffic(instruction, scope)
+        return OperationCost(kind, known, flops, traffic, filled=filled, rows=rows, steps=steps), named
+
+    def kernel(self, instruction: Instruction) -> KernelWork | None:
+        """Return the work of a kernel, or None if an operation is not a kernel."""
+        body = instruction.attribute(r'"body":"([^"]*)"')
+        return kernel_work(body, self._kernels.get(body, ())) if body else None
 
     def _called_on_sparse_cores(self) -> set[int]:
         """Return the identities of the computations that run on SparseCores, beside the vector and matrix units."""
@@ -659,6 +668,8 @@ def read_cost(text: str, name_layer: Callable[[str], str], kernels: Kernels = Ma
             if _is_transfer(instruction):
                 continue
             cost, named = program.cost(instruction, scope)
+            kernel = program.kernel(instruction)
+            unknown_loops += kernel.unknown_loops if kernel else 0
             if sent and not cost.cycles:
                 continue
             layer = name_layer(named[0][0] if named else instruction.op_name)

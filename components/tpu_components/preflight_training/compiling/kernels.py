@@ -22,6 +22,8 @@ from tpu_components.preflight_training.compiling.stablehlo import new_context
 
 _VERSION = "stable_mosaic.version"
 _PRODUCTS = ("tpu.matmul", "vector.contract")
+_EXPONENTIALS = ("math.exp", "math.exp2")
+_LOOPS = ("scf.for", "scf.while")
 LANES = 128  # Columns of a vector register: a head of 64 features is as slow as one of 128.
 Compute = Callable[[Any, Any], Any]  # Of integers, or of arrays of integers.
 # Kernels skip blocks that a mask hides. If the mask's values are unknown, half of the blocks are assumed to be
@@ -67,27 +69,32 @@ Kernels = Mapping[str, tuple[Array, ...]]
 
 
 class KernelWork(NamedTuple):
-    """The number of operations of a kernel's matrix products.
+    """The work of a kernel.
 
     Attributes:
-        flops: Number of multiplications and additions.
+        flops: Number of multiplications and additions of the matrix products.
         padded: The same number with the contracted dimension and the last dimension of each result rounded up to
             multiples of `LANES`.
+        steps: Number of steps of the grid in which the kernel computes its products, or of all steps if it has no
+            product.
+        has_exponentials: Whether the kernel computes exponentials, as attention does between its products.
+        unknown_loops: Number of loops with products whose number of iterations is unknown. One iteration counts.
     """
 
     flops: float = 0.0
     padded: float = 0.0
+    steps: float = 0.0
+    has_exponentials: bool = False
+    unknown_loops: int = 0
 
     def times(self, factor: float) -> "KernelWork":
         """Return the work multiplied by `factor`."""
-        return KernelWork(factor * self.flops, factor * self.padded)
+        return self._replace(flops=factor * self.flops, padded=factor * self.padded, steps=factor * self.steps)
 
 
 @functools.lru_cache(maxsize=256)
 def kernel_work(body: str, arrays: tuple[Array, ...] = ()) -> KernelWork:
-    """Return the work of a kernel's matrix products.
-
-    The work is zero if the kernel has no matrix product or if its program cannot be read.
+    """Return the work of a kernel. It is zero if the kernel's program cannot be read.
 
     Args:
         body: The kernel's program: MLIR bytecode or text, encoded in base64.
@@ -229,9 +236,22 @@ def padding(size: int, tile: int) -> float:
     return math.ceil(size / tile) * tile / size
 
 
-def _sum(works: Iterable[KernelWork]) -> KernelWork:
+def _sum(works: Iterable[KernelWork], is_one_step: bool = False) -> KernelWork:
+    """Return the sum of several works.
+
+    Args:
+        works: The works.
+        is_one_step: Whether the works are done in the same step of a grid. Otherwise each is done in steps of its own.
+    """
     known = list(works)
-    return KernelWork(sum(work.flops for work in known), sum(work.padded for work in known))
+    steps = [work.steps for work in known]
+    return KernelWork(
+        sum(work.flops for work in known),
+        sum(work.padded for work in known),
+        max(steps, default=0.0) if is_one_step else sum(steps),
+        any(work.has_exponentials for work in known),
+        sum(work.unknown_loops for work in known),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,8 +270,12 @@ class _Kernel:
 
     @property
     def work(self) -> KernelWork:
-        """The work at all points of the grid."""
-        return self._work(self.function.operation).times(math.prod(self._grid))
+        """The work of all steps of the grid. A function without a grid chooses blocks, and has no steps."""
+        work = self._work(self.function.operation)
+        if not self._bounds:
+            return work._replace(steps=0.0)
+        share = min(work.steps, 1.0) if work.flops else 1.0  # Of the steps.
+        return work._replace(steps=share).times(math.prod(self._grid))
 
     @functools.cached_property
     def _bounds(self) -> tuple[int, ...]:
@@ -296,16 +320,28 @@ class _Kernel:
         return largest
 
     def _work(self, operation: Any) -> KernelWork:
-        """Return the work of the matrix products inside an operation, counting every iteration of its loops."""
+        """Return the work inside an operation, counting every iteration of its loops."""
+        if operation.name in _EXPONENTIALS:
+            return KernelWork(has_exponentials=True)
         share = self._share(operation.operands[0]) if operation.name == "scf.if" else None
         shares = [1.0, 1.0] if share is None else [share, 1.0 - share]
         total = _sum(
-            (_product_work(inner) if inner.operation.name in _PRODUCTS else self._work(inner.operation)).times(share)
+            _sum(
+                (
+                    _product_work(inner) if inner.operation.name in _PRODUCTS else self._work(inner.operation)
+                    for block in region.blocks
+                    for inner in block.operations
+                ),
+                is_one_step=True,
+            ).times(share)
             for share, region in zip(shares, operation.regions, strict=False)
-            for block in region.blocks
-            for inner in block.operations
         )
-        return total.times(_trips(operation)) if operation.name == "scf.for" else total
+        if operation.name not in _LOOPS or not total.flops:
+            return total
+        trips = _trips(operation) if operation.name == "scf.for" else None
+        if trips is None:
+            return total._replace(unknown_loops=total.unknown_loops + 1)
+        return total.times(trips)._replace(steps=total.steps)
 
     def _share(self, condition: Any) -> float | None:
         """Return the fraction of cases in which a condition holds.
@@ -344,14 +380,14 @@ def _product_work(product: Any) -> KernelWork:
     batch = result[0] if len(result) > 2 else 1
     contraction = math.isqrt(math.prod(left) * math.prod(right) // (math.prod(result) * batch))
     flops = 2.0 * math.prod(result) * contraction
-    return KernelWork(flops, flops * padding(contraction, LANES) * padding(result[-1], LANES))
+    return KernelWork(flops, flops * padding(contraction, LANES) * padding(result[-1], LANES), steps=1.0)
 
 
-def _trips(loop: Any) -> int:
-    """Return the number of a loop's iterations, or 1 if a bound is not a constant."""
+def _trips(loop: Any) -> int | None:
+    """Return the number of a loop's iterations, or None if a bound is not a constant."""
     first, last, step = (_evaluate(bound, {}) for bound in list(loop.operands)[:3])
     if first is None or last is None or not step:
-        return 1
+        return None
     return max(-(-(last - first) // step), 0)
 
 

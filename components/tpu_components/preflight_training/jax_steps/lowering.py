@@ -18,7 +18,7 @@ from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError, chain_of, describe
 from tpu_components.core.base.fingerprint import is_installed
 from tpu_components.core.base.frameworks import jax
-from tpu_components.core.machines.machine_spec import TPU, Slice, load_catalogue
+from tpu_components.core.machines.machine_spec import TPU, Generation, Slice, load_catalogue
 from tpu_components.preflight_training.compiling.failures import explain, is_data_dependent
 from tpu_components.preflight_training.compiling.stablehlo import (
     devices_of,
@@ -105,7 +105,12 @@ def tpu_slice(machine: str) -> Slice:
 
 
 def lower_step(
-    step: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any], default_backend: str
+    step: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: Mapping[str, Any],
+    generation: Generation,
+    default_backend: str,
 ) -> LoweredStep:
     """Trace a step on shapes, and lower it for a TPU.
 
@@ -114,6 +119,7 @@ def lower_step(
         args: Positional arguments of the step: arrays, or pytrees of `jax.ShapeDtypeStruct`.
         kwargs: Keyword arguments of the step.
         options: Options of `jax.jit`.
+        generation: The TPU. Pallas chooses the blocks of some kernels by it.
         default_backend: Value that `jax.default_backend()` returns while the step is traced.
 
     Raises:
@@ -137,7 +143,7 @@ def lower_step(
         )
     try:
         jitted = step if is_jitted else jax.jit(step, **options)
-        with _as_on_a_tpu(default_backend) as calls:
+        with jax.sharding.use_abstract_mesh(_mesh_without_axes(generation)), _as_on_a_tpu(default_backend) as calls:
             lowered = jitted.trace(*args, **kwargs).lower(lowering_platforms=(TPU,))
     except (Exception, SystemExit) as error:
         raise InputError(_explain(error, step, args, kwargs)) from error
@@ -204,6 +210,18 @@ def _order(lowered: Any) -> list[int]:
         if len(devices) > 1:
             return [device.id for device in devices]
     return []
+
+
+def _mesh_without_axes(generation: Generation) -> Any:
+    """Return an abstract mesh that only says what device a step is traced for, as `pltpu.get_tpu_info` asks."""
+    known: dict[str, Any] = {
+        "device_kind": generation.device_kind,
+        "num_cores": generation.cores_per_device,
+        "platform": TPU,
+    }
+    fields = {field.name for field in dataclasses.fields(jax.sharding.AbstractDevice)}  # They depend on the release.
+    device = jax.sharding.AbstractDevice(**{name: value for name, value in known.items() if name in fields})
+    return jax.sharding.AbstractMesh((), (), abstract_device=device)
 
 
 @contextlib.contextmanager

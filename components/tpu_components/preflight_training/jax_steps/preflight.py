@@ -8,12 +8,14 @@ from typing import Any
 
 from tpu_components.core.base import progress
 from tpu_components.core.base.errors import InputError, describe
-from tpu_components.core.base.formatting import byte_size, percent
+from tpu_components.core.base.formatting import byte_size, number, percent
 from tpu_components.core.machines.machine_spec import PaidMachine
 from tpu_components.preflight_training.compiling import sandbox
+from tpu_components.preflight_training.compiling.hlo import Kind
 from tpu_components.preflight_training.compiling.outcome import FITS, Outcome, versions
 from tpu_components.preflight_training.estimate import (
-    KERNEL_SHARE,
+    GRID_STEP_SECONDS,
+    KERNEL_SHARES,
     MUCH_GUESSED,
     StepTime,
     accuracy_of,
@@ -115,7 +117,9 @@ class StepCase:
                 )
             lowered = load_step(_read(Path(self.step)), str(self.step))
         else:
-            lowered = lower_step(self.step, args, self.kwargs, self.jit_options, self.default_backend)
+            lowered = lower_step(
+                self.step, args, self.kwargs, self.jit_options, self.paid.slice.generation, self.default_backend
+            )
         devices = self.paid.slice.devices * self.slices
         if self.slices > 1 and lowered.partitions != devices:
             raise InputError(
@@ -267,8 +271,10 @@ def _limits(outcome: Outcome, step: StepTime | None, case: StepCase) -> list[str
     in_kernels = kernel_share(cost, case.paid.slice.generation)
     if step is not None and in_kernels > MUCH_GUESSED:
         notes.append(
-            f"{percent(in_kernels)} of the computation time is in kernels, such as Pallas kernels. They are assumed to "
-            f"use {percent(KERNEL_SHARE)} of the matrix units' peak. Blocks that a kernel skips are counted, too."
+            f"{percent(in_kernels)} of the computation time is in kernels, such as Pallas kernels, for which the "
+            f"compiler has no estimate. Attention is assumed to use {percent(KERNEL_SHARES[Kind.KERNEL])} of the "
+            f"matrix units' peak, and other products {percent(KERNEL_SHARES[Kind.PRODUCT_KERNEL])}. A step of a "
+            f"kernel's grid is assumed to take at least {number(1e6 * GRID_STEP_SECONDS)} µs."
         )
     if cost.unknown_loops:
         loops = "1 loop has" if cost.unknown_loops == 1 else f"{cost.unknown_loops} loops have"

@@ -92,10 +92,11 @@ def _array(shape, values):
 @pytest.mark.heavy  # Starts a process that imports JAX, which takes 9 s.
 def test_kernels_count_the_products_that_they_compute(run_with_jax):
     """A product counts once for every tile that no mask or condition skips."""
-    found = {
+    works = {
         name: [kernel_work(body, tuple(_array(*each) for each in arrays)) for body, arrays in kernels]
         for name, kernels in json.loads(run_with_jax(_KERNELS)).items()
     }
+    found = {name: [work[:2] for work in several] for name, several in works.items()}
     product = 2.0 * 512 * 256 * 384
     pairs = 2 * 2.0 * 1024 * 1024 * 128  # One product over all pairs of queries and keys, in both heads.
     causal = 36 / 64  # Blocks on and below the diagonal.
@@ -116,6 +117,17 @@ def test_kernels_count_the_products_that_they_compute(run_with_jax):
         "grouped": [(2.0 * 1024 * 256 * 384, 2.0 * 1024 * 256 * 384)],
         "data": [(pairs, pairs)],  # The mask is unknown, so half of the blocks count.
     }
+    steps = {name: [work.steps for work in several] for name, several in works.items()}
+    blocks = 2 * 8 * 8  # Of both heads.
+    assert steps["product"] == steps["looping"] == [4 * 3]
+    assert steps["first row"] == [3]
+    assert steps["doubled"] == [0], "no grid"
+    assert steps["full"] == [blocks]
+    assert steps["causal"] == steps["flash"] == [causal * blocks]
+    assert steps["layers"] == [3 * causal * blocks]
+    assert steps["grouped"] == [8 * 2 * 3], "blocks of 128"
+    attends = {name for name, several in works.items() if all(work.has_exponentials for work in several)}
+    assert attends == found.keys() - {"product", "looping", "first row", "doubled", "grouped"}
 
 
 _MAPS = "affine_map<(i, j, k) -> (i, k)>, affine_map<(i, j, k) -> (j, k)>, affine_map<(i, j, k) -> (i, j)>"
@@ -128,8 +140,7 @@ _TEXT = """module {{
     %zero = arith.constant 0 : i8
     %v = vector.load %x[%c0, %c0] : memref<512x128xbf16>, vector<512x128xbf16>
     %sum = arith.constant dense<0.0> : vector<512x512xf32>
-    {condition}
-    scf.if %b {{
+    {header} {{
       %product = vector.contract {{
         indexing_maps = [{maps}], iterator_types = ["parallel", "parallel", "reduction"], kind = #vector.kind<add>
       }} %v, %v, %sum : vector<512x128xbf16>, vector<512x128xbf16> into vector<512x512xf32>
@@ -137,6 +148,13 @@ _TEXT = """module {{
     return
   }}
 }}"""
+
+
+def _with_product(header):
+    """A kernel with a grid of 4 by 8, which the compiler wrote as text, with a product in a branch or a loop."""
+    return base64.b64encode(_TEXT.format(header=header, maps=_MAPS).encode()).decode()
+
+
 _IS_SHOWN = "%b = arith.cmpi ne, %loaded, %zero : i8"
 _CHAIN = "".join(f"%d{n + 1} = arith.addi %d{n}, %d{n} : i32\n" for n in range(30))
 
@@ -161,10 +179,20 @@ _CHAIN = "".join(f"%d{n + 1} = arith.addi %d{n}, %d{n} : i32\n" for n in range(3
     ids=["always", "never", "diagonal", "not", "mask unknown", "mask", "mask and place", "chain", "unknown"],
 )
 def test_a_product_counts_as_often_as_its_condition_holds(condition, mask, tiles):
-    """In a kernel that the compiler wrote as text, with a grid of 4 by 8."""
-    body = base64.b64encode(_TEXT.format(condition=condition, maps=_MAPS).encode()).decode()
+    body = _with_product(f"{condition}\nscf.if %b")
     work = tiles * 2.0 * 512 * 512 * 128
-    assert kernel_work(body, (Array((16,), mask),)) == (work, work)
+    steps = tiles or 4 * 8  # Without a product, all steps count.
+    assert kernel_work(body, (Array((16,), mask),)) == (work, work, steps, False, 0)
+
+
+def test_a_loop_whose_length_the_data_determine_is_counted_once_and_told():
+    constants = "%n = arith.constant 5 : index\n%s = arith.constant 1 : index"
+    loaded = "%m = arith.index_cast %loaded : i8 to index"
+    once = 4 * 8 * 2.0 * 512 * 512 * 128
+    for last, factor, unknown in (("%n", 5, 0), ("%m", 1, 1)):
+        body = _with_product(f"{constants}\n{loaded}\nscf.for %k = %c0 to {last} step %s")
+        work = kernel_work(body, (Array((16,)),))
+        assert (work.flops, work.steps, work.unknown_loops) == (factor * once, 4 * 8, unknown)
 
 
 def test_operands_that_are_no_masks_are_read_without_an_error():
@@ -186,4 +214,4 @@ def test_operands_that_are_no_masks_are_read_without_an_error():
 
 @pytest.mark.parametrize("body", ["", "bm90aGluZw==", "no base64"])
 def test_a_kernel_that_cannot_be_read_has_no_known_arithmetic(body):
-    assert kernel_work(body) == (0, 0)
+    assert kernel_work(body) == (0, 0, 0, False, 0)

@@ -157,6 +157,31 @@ def splash_attention(values):
     return splash_attention_kernel.make_splash_mha(mask, head_shards=1, q_seq_shards=1)(values, values, values)
 
 
+def pipelined(batch: Any, weights: Any) -> Any:
+    """A product whose kernel copies blocks itself, in a way that depends on the TPU."""
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    def multiply(rows: Any, columns: Any, result: Any) -> None:
+        result[...] = jnp.dot(rows[...], columns[...], preferred_element_type=jnp.float32)
+
+    side = 128
+    shape = shaped((batch.shape[0], weights.shape[1]), jnp.float32)
+    specs = {
+        "in_specs": [
+            pl.BlockSpec((side, batch.shape[1]), lambda i, _: (i, 0)),
+            pl.BlockSpec((weights.shape[0], side), lambda _, j: (0, j)),
+        ],
+        "out_specs": [pl.BlockSpec((side, side), lambda i, j: (i, j))],
+    }
+    grid = tuple(size // side for size in shape.shape)
+    kernel = pltpu.emit_pipeline(multiply, grid=grid, **specs)
+    in_main_memory = pl.BlockSpec(memory_space=pl.ANY)
+    return pl.pallas_call(kernel, in_specs=[in_main_memory] * 2, out_specs=in_main_memory, out_shape=shape)(
+        batch, weights
+    )
+
+
 def repeated(batch: Any, times: int) -> Any:
     """As many products as a static argument says."""
     for _ in range(times):
@@ -205,6 +230,7 @@ def cases() -> dict[str, Callable[[], StepCase]]:
         "few rows": lambda: StepCase(jnp.dot, (shaped((8, 4096)), shaped((4096, 4096))), "v5e-1"),
         "attention": lambda: StepCase(attention, 3 * (shaped((2, 2048, 128)),), "v5e-1"),
         "splash attention": lambda: StepCase(splash_attention, (shaped((2, 1024, 128)),), "v5e-1"),
+        "pipelined": lambda: StepCase(pipelined, (inputs()[1], inputs()[0]["up"]), "v5p-8", platform="kubeflow"),
         "weights on the host": lambda: StepCase(_with_host, (_on_host(), shaped((512, 512))), "v5e-1"),
         "levels": lambda: StepCase(train_step, inputs(), "v5e-1", levels=1),
         "partial": lambda: StepCase(functools.partial(repeated, times=2), (inputs()[1],), "v5e-1"),

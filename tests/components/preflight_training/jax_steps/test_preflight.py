@@ -157,6 +157,10 @@ def test_the_default_backend_is_a_tpu_while_a_step_is_traced(report_of):
     assert "sort" in {layer.name for layer in report_of("asking as cpu").layers}
 
 
+def test_a_kernel_that_depends_on_the_tpu_is_traced_for_it(report_of):
+    assert report_of("pipelined").step.flops == 2.0 * BATCH * WIDTH * HIDDEN
+
+
 def test_what_a_step_prints_is_left_out_and_said_to_be(report_of):
     assert [layer.name for layer in report_of("printing").layers] == ["mul"]
     assert "jax.debug.print and jax.debug.callback in programs.py:" in report_of("printing").notes[0]
