@@ -322,7 +322,7 @@ def collective_seconds(collective: Collective, machine: Slice) -> float | None:
     # Of the array's bytes, those that a chip sends. An all-to-all goes a quarter of the ring on average; a permutation
     # goes to one neighbour, through one link.
     sending = {_ALL_REDUCE: 2 * others, "all-to-all": chips / 4, "collective-permute": links}
-    share = sending.get(collective.opcode, others)
+    share = sending.get(collective.opcode.removeprefix("ragged-"), others)
     sent = share * collective.num_bytes / (links * generation.ici_bytes_per_second)
     return collective.times * (sent + chips / 2 * _HOP_SECONDS)
 

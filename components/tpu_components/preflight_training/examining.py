@@ -314,6 +314,7 @@ class MachineExamination:
             layers=time_layers(program, machine) if program and self._step else (),
             host_calls=program.host_calls if program else (),
             unknown_loops=program.unknown_loops if program else 0,
+            unestimated=program.unestimated if program else (),
             untimed=self._untimed,
             program=outcome.program,
         )

@@ -132,6 +132,7 @@ class MachineReport:
         layers: Times of the layers in a step, the longest first.
         host_calls: Operations that call the host in every step.
         unknown_loops: Number of loops of unknown length, which are counted once.
+        unestimated: Kinds of operations, such as `sort`, of which only the memory traffic is counted.
         broken: Budgets that are exceeded, and other reasons for a rejection, in words.
         advice: Advice in words, the most important first.
         worth_it: Whether a TPU is worth its price for this model and data.
@@ -175,6 +176,7 @@ class MachineReport:
     layers: tuple[LayerTime, ...] = ()
     host_calls: tuple[str, ...] = ()
     unknown_loops: int = 0
+    unestimated: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
     worth_it: bool = True

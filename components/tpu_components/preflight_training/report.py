@@ -236,6 +236,7 @@ class _MachineText:
             *(self._times(step, epoch) if step and epoch else self._untimed()),
             ("guessed", percent(step.guessed_share) + _NO_ESTIMATE if step else ""),
             ("host calls", ", ".join(machine.host_calls)),
+            ("not counted", f"the time of {', '.join(machine.unestimated)}" if machine.unestimated else ""),
             ("loops", f"{machine.unknown_loops} of unknown length, counted once" if machine.unknown_loops else ""),
             ("compilation", f"{machine.compile_seconds:,.1f} s{', cached' if machine.cached else ''}"),
         ]

@@ -7,18 +7,21 @@ from tpu_components.core.base.errors import message_of
 from tpu_components.preflight_training.compiling.outcome import DOES_NOT_COMPILE, DOES_NOT_FIT
 
 _MAX_REASON = 600
+_OF_NUMPY = "TracerArrayConversionError"
 _DATA_DEPENDENT = (
     "ConcretizationTypeError",
     "NonConcreteBooleanIndexError",
     "TracerBoolConversionError",
     "TracerIntegerConversionError",
-    "TracerArrayConversionError",
+    _OF_NUMPY,
 )
 _UNSUPPORTED = (
     r"MLIR translation rule for primitive '([^']+)' not found for platform tpu",
     r"(\w+) (?:decomposition )?is only implemented on",
     r"(?s)^(?=.*unsupported operations).*No registered '(\w+)' OpKernel",
 )
+
+_VMEM = re.compile(r"Scoped allocation with size ([\d.]+)([KMG]) and limit ([\d.]+)([KMG])")
 
 
 def is_data_dependent(error: BaseException) -> bool:
@@ -54,11 +57,18 @@ def explain(chain: Sequence[BaseException], text: str, operation: Callable[[], s
         operation: Function that returns the name of the `keras.ops` operation that failed, or an empty string.
     """
     for error in filter(is_data_dependent, chain):
+        if type(error).__name__ == _OF_NUMPY:
+            return "NumPy needs the values of an array, but nothing is computed while the step is traced"
         name = operation()
         return (
             "a shape or a branch depends on the data, but a TPU program is fixed when it is compiled: "
             + (f"ops.{name} needs the values of an array. " if name else "")
             + first_sentence(error)
+        )
+    if match := _VMEM.search(text):
+        return (
+            f"a kernel needs {float(match[1]):g} {match[2]}iB of vector memory (VMEM), more than the limit of "
+            f"{float(match[3]):g} {match[4]}iB. Use smaller blocks"
         )
     for pattern in _UNSUPPORTED:
         if match := re.search(pattern, text):

@@ -25,6 +25,7 @@ from tpu_components.preflight_training.compiling.instructions import (
     Scope,
     parse_hlo,
 )
+from tpu_components.preflight_training.compiling.kernels import Array as KernelArray
 from tpu_components.preflight_training.compiling.kernels import Kernels, KernelWork, kernel_work, padding
 from tpu_components.preflight_training.compiling.loops import Loops
 
@@ -36,6 +37,7 @@ _COLLECTIVES = (
     "all-gather",
     "reduce-scatter",
     "all-to-all",
+    "ragged-all-to-all",
     "collective-permute",
     "collective-broadcast",
 )
@@ -43,6 +45,8 @@ _COLLECTIVES = (
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "partition-id", "replica-id", "after-all"}
 _FREE |= {"opt-barrier", "add-dependency", "domain"}
 _SPARSE_CORE = "sparsecore"
+_FEW_VALUES = 1 << 15  # In a few microseconds, the vector unit does many operations on each.
+_HINTS = ("AssumeGatherIndicesInBound", "GatherScatterIndicesBitpacked")  # Custom calls that compute nothing.
 _WORD_BYTES = 4  # A word of 32 bits holds values of several rows if they are smaller; they are read together.
 OPTIMIZER, OTHER = "optimizer", "loss, metrics and the rest"
 UNNAMED = "operations without a name"
@@ -178,6 +182,8 @@ class ProgramCost:
         copied_bytes: Bytes that copies in parallel with the computation move from and to the device's main memory.
         host_bytes: Bytes that copies in parallel with the computation move between the device and its host.
         host_calls: Operations that call the host in every step.
+        unestimated: Kinds of operations, such as `sort`, for which the compiler gives neither cycles nor arithmetic,
+            and whose memory traffic says little about their time.
     """
 
     layers: Mapping[str, LayerCost]
@@ -187,6 +193,7 @@ class ProgramCost:
     early_loops: int = 0
     copied_bytes: int = 0
     host_bytes: int = 0
+    unestimated: tuple[str, ...] = ()
 
     @property
     def operations(self) -> list[OperationCost]:
@@ -245,7 +252,7 @@ def layer_of(op_name: str, layers: Collection[str]) -> str:
 
 # Parts of a path that JAX adds for its own constructs, not for a scope of the program.
 _CONSTRUCTS = re.compile(
-    r"(?:p?jit\(.*\)|while|body|cond|scan|checkpoint|remat\d?|rematted_computation|closed_call|core_call|shard_map|"
+    r"(?:p?jit\(.*\)|while|body|cond|scan|eval_jaxpr|checkpoint|remat\d?|rematted_computation|closed_call|core_call|shard_map|"
     r"branch_\d+_fun|custom_(?:jvp|vjp)_call(?:_jaxpr)?|jvp\(\)|transpose\(\)|vmap\(\))?"
 )
 _TRANSFORMATIONS = re.compile(r"^(?:jvp|vjp|transpose|vmap|pmap|linearize)\((.*)\)$")
@@ -400,9 +407,36 @@ class _Program:
         return OperationCost(kind, known, flops, traffic, filled=filled, rows=rows, steps=steps), named
 
     def kernel(self, instruction: Instruction) -> KernelWork | None:
-        """Return the work of a kernel, or None if an operation is not a kernel."""
+        """Return the work of a kernel, or None if an operation is not a kernel.
+
+        The compiler's own kernels are not in the StableHLO module. The shapes of their operands are in the call.
+        """
         body = instruction.attribute(r'"body":"([^"]*)"')
-        return kernel_work(body, self._kernels.get(body, ())) if body else None
+        if not body:
+            return None
+        shapes = re.findall(r"\[([\d,]*)\]", instruction.attribute(_OPERANDS))
+        operands = [tuple(int(size) for size in shape.split(",") if size) for shape in shapes]
+        results = [array.dims for array in instruction.arrays]
+        return kernel_work(body, self._kernels.get(body) or tuple(map(KernelArray, [*operands, *results])))
+
+    def without_estimate(self, instruction: Instruction, scope: Scope, cost: OperationCost) -> str:
+        """Return the kind of an operation whose time is unknown, or an empty string if it can be estimated.
+
+        The time of moved bytes is no estimate for a sort, for one of the compiler's routines, such as a Cholesky
+        decomposition, for a kernel without products, or for rows that are read and written in on-chip memory.
+        Operations on few values count as estimated.
+        """
+        operands = (scope[name] for name in instruction.operands if name in scope)
+        arrays = (array for step in (instruction, *operands) for array in step.arrays)
+        if not cost.is_guessed or cost.rows or sum(math.prod(array.dims) for array in arrays) < _FEW_VALUES:
+            return ""
+        inside = {step.opcode for step in self._inside(instruction)}
+        target = instruction.attribute(_TARGET)
+        if instruction.opcode == "custom-call":
+            return "kernels without products" if cost.kind is Kind.KERNEL else "" if target in _HINTS else target
+        if "sort" in inside:
+            return "sort"
+        return " and ".join(sorted(inside & _INDEXING)) if not cost.num_bytes else ""
 
     def _called_on_sparse_cores(self) -> set[int]:
         """Return the identities of the computations that run on SparseCores, beside the vector and matrix units."""
@@ -537,7 +571,8 @@ class _Program:
         kind = instruction.opcode.removesuffix("-start")
         if kind in _COLLECTIVES:
             kind = _fused_kind(instruction, scope) if is_fused else kind
-            num_bytes = sum(scope[name].num_bytes for name in instruction.operands if name in scope)
+            sent = instruction.operands[:1] if kind == "ragged-all-to-all" else instruction.operands
+            num_bytes = sum(scope[name].num_bytes for name in sent if name in scope)
             group = _group_size(instruction.attributes)
             if kind == "all-gather":  # Of one or several arrays.
                 num_bytes = max(num_bytes * group, *(array.num_bytes for array in instruction.arrays))
@@ -562,6 +597,7 @@ class _Program:
 
 _UNKNOWN_CYCLES = 2**63 - 1  # Instead of an estimate, for example of an operation of a sparse core.
 _CYCLES, _TARGET = r'"estimated_cycles":"(\d+)"', r'custom_call_target="([^"]*)"'
+_OPERANDS = r"operand_layout_constraints=\{((?:[^{}]|\{[^{}]*\})*)\}"
 
 
 def _fused_kind(collective: Instruction, scope: Scope) -> str:
@@ -650,6 +686,7 @@ def read_cost(text: str, name_layer: Callable[[str], str], kernels: Kernels = Ma
     collectives: Counter[Collective] = Counter()
     channels: set[tuple[str, int]] = set()
     host_calls = []
+    unestimated = set()
     unknown_loops = early_loops = copied_bytes = host_bytes = 0
     for instruction, scope, times in program.operations(next(blocks, program.entry)):
         if instruction.opcode == "while":
@@ -670,6 +707,7 @@ def read_cost(text: str, name_layer: Callable[[str], str], kernels: Kernels = Ma
             cost, named = program.cost(instruction, scope)
             kernel = program.kernel(instruction)
             unknown_loops += kernel.unknown_loops if kernel else 0
+            unestimated.add(program.without_estimate(instruction, scope, cost))
             if sent and not cost.cycles:
                 continue
             layer = name_layer(named[0][0] if named else instruction.op_name)
@@ -691,4 +729,5 @@ def read_cost(text: str, name_layer: Callable[[str], str], kernels: Kernels = Ma
         early_loops=early_loops,
         copied_bytes=copied_bytes,
         host_bytes=host_bytes,
+        unestimated=tuple(sorted(unestimated - {""})),
     )

@@ -100,7 +100,7 @@ class Instruction:
     @property
     def op_name(self) -> str:
         """Path of the operation in the model's program, for example `jit(train_step)/jvp(dense)/dot_general`."""
-        return self.attribute(r'op_name="([^"]*)"')
+        return self.attribute(r'op_name="([^"]*)"').replace("\\'", "'")
 
     def called(self, *attributes: str) -> list[str]:
         """Return the names of the computations that attributes such as `body` refer to."""

@@ -24,6 +24,9 @@ _VERSION = "stable_mosaic.version"
 _PRODUCTS = ("tpu.matmul", "vector.contract")
 _EXPONENTIALS = ("math.exp", "math.exp2")
 _LOOPS = ("scf.for", "scf.while")
+# Products of bfloat16 values that make a product of float32 values with `precision="highest"`, as XLA makes it:
+# https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision
+_FLOAT32_PASSES = 6
 LANES = 128  # Columns of a vector register: a head of 64 features is as slow as one of 128.
 Compute = Callable[[Any, Any], Any]  # Of integers, or of arrays of integers.
 # Kernels skip blocks that a mask hides. If the mask's values are unknown, half of the blocks are assumed to be
@@ -74,7 +77,7 @@ class KernelWork(NamedTuple):
     Attributes:
         flops: Number of multiplications and additions of the matrix products.
         padded: The same number with the contracted dimension and the last dimension of each result rounded up to
-            multiples of `LANES`.
+            multiples of `LANES`, times the passes of a product of float32 values.
         steps: Number of steps of the grid in which the kernel computes its products, or of all steps if it has no
             product.
         has_exponentials: Whether the kernel computes exponentials, as attention does between its products.
@@ -380,7 +383,10 @@ def _product_work(product: Any) -> KernelWork:
     batch = result[0] if len(result) > 2 else 1
     contraction = math.isqrt(math.prod(left) * math.prod(right) // (math.prod(result) * batch))
     flops = 2.0 * math.prod(result) * contraction
-    return KernelWork(flops, flops * padding(contraction, LANES) * padding(result[-1], LANES), steps=1.0)
+    attributes = product.attributes
+    passes = _FLOAT32_PASSES if "precision" in attributes and "fp32" in str(attributes["precision"]) else 1
+    padded = passes * flops * padding(contraction, LANES) * padding(result[-1], LANES)
+    return KernelWork(flops, padded, steps=1.0)
 
 
 def _trips(loop: Any) -> int | None:

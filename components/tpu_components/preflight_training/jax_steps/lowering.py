@@ -291,8 +291,13 @@ def _explain(error: BaseException, step: Any, args: Sequence[Any], kwargs: Mappi
     place = _own_line(chain)
     reason = explain(chain, text).rstrip(".")
     if any(type(link).__name__ == "TracerArrayConversionError" for link in chain):
-        reason = "NumPy needs the values of an array, but nothing is computed while the step is traced"
         change = "Use jax.numpy."
+    elif _PMAP in text:
+        reason = "jax.pmap needs the devices of the machine, which are not there"
+        change = "Use jax.shard_map, or shardings, over tp.mesh(MACHINE, …)."
+    elif _DEVICES in text:
+        reason = "it makes a mesh of the devices of this machine"
+        change = "Use tp.mesh(MACHINE, …), whose devices are those of the TPU slice."
     elif any(map(is_data_dependent, chain)):
         change = "Use jnp.where, jax.lax.cond or jax.lax.while_loop, or name the argument in static_argnums."
     elif _CALLS_HOST in text:
@@ -320,6 +325,9 @@ def _explain(error: BaseException, step: Any, args: Sequence[Any], kwargs: Mappi
 _MOST_SHAPES = 8
 # JAX's error for a callback without a device: https://github.com/jax-ml/jax/blob/main/jax/_src/callback.py
 _CALLS_HOST = "is different from the lowering platform"
+# JAX's error if jax.pmap has fewer devices than its axis is long.
+_PMAP = "axis to squeeze out which has size not equal to one"
+_DEVICES = "Number of devices"  # JAX's error if a mesh is larger than the machine.
 _NOT_AN_ARRAY = re.compile(r"value is of type <class '([\w.]+)'> and was passed to the function at path (\w+)")
 _BACKEND, _PRINT = "default_backend", "print"
 

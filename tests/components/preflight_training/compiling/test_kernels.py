@@ -34,6 +34,10 @@ def product(x, y, kernel=tile):
     shape = jax.ShapeDtypeStruct((512, 384), x.dtype)
     return pl.pallas_call(kernel, grid=(4, 3), in_specs=[rows, columns], out_specs=out, out_shape=shape)(x, y)
 
+def precise(x, y, o):
+    x, y = x[...].astype(jnp.float32), y[...].astype(jnp.float32)
+    o[...] = jnp.dot(x, y, precision="highest").astype(o.dtype)
+
 def looping(x, y, o):
     def add(i, total):
         return total + jnp.dot(x[...], y[...], preferred_element_type=jnp.float32)
@@ -70,6 +74,7 @@ heads = 2, 1024, 128
 print(json.dumps({
     "product": kernels(product, (512, 256), (256, 384)),
     "looping": kernels(functools.partial(product, kernel=looping), (512, 256), (256, 384)),
+    "precise": kernels(functools.partial(product, kernel=precise), (512, 256), (256, 384)),
     "first row": kernels(functools.partial(product, kernel=first_row), (512, 256), (256, 384)),
     "doubled": kernels(pl.pallas_call(doubled, out_shape=jax.ShapeDtypeStruct((8, 128), jnp.bfloat16)), (8, 128)),
     "causal": kernels(attend, heads),
@@ -103,6 +108,7 @@ def test_kernels_count_the_products_that_they_compute(run_with_jax):
     assert found == {
         "product": [(product, product)],
         "looping": [(5 * product, 5 * product)],
+        "precise": [(product, 6 * product)],
         "first row": [(product / 4, product / 4)],
         "doubled": [(0, 0)],
         "causal": [(2 * causal * pairs, 2 * causal * pairs)],
@@ -127,7 +133,7 @@ def test_kernels_count_the_products_that_they_compute(run_with_jax):
     assert steps["layers"] == [3 * causal * blocks]
     assert steps["grouped"] == [8 * 2 * 3], "blocks of 128"
     attends = {name for name, several in works.items() if all(work.has_exponentials for work in several)}
-    assert attends == found.keys() - {"product", "looping", "first row", "doubled", "grouped"}
+    assert attends == found.keys() - {"product", "looping", "precise", "first row", "doubled", "grouped"}
 
 
 _MAPS = "affine_map<(i, j, k) -> (i, k)>, affine_map<(i, j, k) -> (j, k)>, affine_map<(i, j, k) -> (i, j)>"

@@ -182,6 +182,45 @@ def pipelined(batch: Any, weights: Any) -> Any:
     )
 
 
+def experts(rows: Any, weights: Any, sizes: Any) -> Any:
+    """Products over groups of rows, whose sizes the data determine. The compiler writes the kernel."""
+    return jax.lax.ragged_dot(rows, weights, sizes)
+
+
+def best(batch: Any) -> Any:
+    """An operation of which the compiler says nothing."""
+    return jax.lax.top_k(batch, 64)
+
+
+def with_large_blocks(batch: Any) -> Any:
+    """A kernel that copies the whole batch to the vector memory at once."""
+    from jax.experimental import pallas as pl
+
+    def double(batch: Any, result: Any) -> None:
+        result[...] = 2 * batch[...]
+
+    whole = pl.BlockSpec(batch.shape, lambda i: (0, 0))
+    return pl.pallas_call(double, grid=(1,), in_specs=[whole], out_specs=whole, out_shape=batch)(batch)
+
+
+def scanned_scopes(batch: Any, weights: Any) -> Any:
+    """Blocks with two scopes each, in a loop."""
+
+    def block(carry: Any, weight: Any) -> tuple[Any, None]:
+        with jax.named_scope("block"):
+            with jax.named_scope("up"):
+                carry = jnp.tanh(carry @ weight)
+            with jax.named_scope("down"):
+                return carry @ weight.T, None
+
+    return jax.lax.scan(block, batch, weights)[0]
+
+
+def making_a_mesh(batch: Any) -> Any:
+    """A mesh of devices that this machine lacks."""
+    return jax.lax.with_sharding_constraint(batch, NamedSharding(jax.make_mesh((8,), ("data",)), PartitionSpec("data")))
+
+
 def repeated(batch: Any, times: int) -> Any:
     """As many products as a static argument says."""
     for _ in range(times):
@@ -231,6 +270,14 @@ def cases() -> dict[str, Callable[[], StepCase]]:
         "attention": lambda: StepCase(attention, 3 * (shaped((2, 2048, 128)),), "v5e-1"),
         "splash attention": lambda: StepCase(splash_attention, (shaped((2, 1024, 128)),), "v5e-1"),
         "pipelined": lambda: StepCase(pipelined, (inputs()[1], inputs()[0]["up"]), "v5p-8", platform="kubeflow"),
+        "experts": lambda: StepCase(
+            experts, (shaped((8192, 1024)), shaped((8, 1024, 512)), shaped((8,), jnp.int32)), "v5e-1"
+        ),
+        "best": lambda: StepCase(best, (shaped((256, 8192), jnp.float32),), "v5e-1"),
+        "large blocks": lambda: StepCase(with_large_blocks, (shaped((4096, 4096)),), "v5e-1"),
+        "scanned scopes": lambda: StepCase(scanned_scopes, (shaped((1024, 1024)), shaped((4, 1024, 1024))), "v5e-1"),
+        "pmap": lambda: StepCase(jax.pmap(jnp.sin), (shaped((8, 64)),), "v5e-8"),
+        "own mesh": lambda: StepCase(making_a_mesh, (shaped((8, 64)),), "v5e-8"),
         "weights on the host": lambda: StepCase(_with_host, (_on_host(), shaped((512, 512))), "v5e-1"),
         "levels": lambda: StepCase(train_step, inputs(), "v5e-1", levels=1),
         "partial": lambda: StepCase(functools.partial(repeated, times=2), (inputs()[1],), "v5e-1"),

@@ -157,6 +157,29 @@ def test_the_default_backend_is_a_tpu_while_a_step_is_traced(report_of):
     assert "sort" in {layer.name for layer in report_of("asking as cpu").layers}
 
 
+def test_a_kernel_over_groups_that_the_compiler_writes_counts_all_rows(report_of):
+    report = report_of("experts")
+    assert report.step.flops >= 2.0 * 8192 * 1024 * 512
+    assert report.step_seconds > 2.0 * 8192 * 1024 * 512 / load_catalogue().find("v5e-1").generation.device_peak_flops
+
+
+def test_an_operation_without_an_estimate_is_told_however_short_it_seems(report_of):
+    report = report_of("best")
+    assert report.step.guessed_share < 0.1
+    assert any(note.startswith("The compiler has no estimate for some operations (TopK). ") for note in report.notes)
+
+
+def test_a_kernel_whose_blocks_are_too_large_says_so(report_of):
+    assert re.search(
+        r"a kernel needs \d+ MiB of vector memory \(VMEM\), more than the limit", report_of("large blocks").reason
+    )
+
+
+def test_scopes_in_a_loop_are_layers(report_of):
+    layers = {layer.name: layer.share for layer in report_of("scanned scopes").layers}
+    assert layers["block/up"] + layers["block/down"] > 0.5
+
+
 def test_a_kernel_that_depends_on_the_tpu_is_traced_for_it(report_of):
     assert report_of("pipelined").step.flops == 2.0 * BATCH * WIDTH * HIDDEN
 
@@ -219,6 +242,8 @@ def test_names_in_a_file_are_kept(report_of):
         ("static argument that is missing", "Cannot trace the step scanned: .* static_argnums"),
         ("generator", "Cannot trace the step yielding: Expected a function, got a generator function"),
         ("numpy", r"at programs.py:\d+: NumPy needs the values of an array.* Use jax.numpy"),
+        ("pmap", "jax.pmap needs the devices of the machine, which are not there. Use jax.shard_map"),
+        ("own mesh", "it makes a mesh of the devices of this machine. Use tp.mesh"),
         ("printing by another name", "Call jax.debug.print and jax.debug.callback by these full names"),
         ("number as machine", "Cannot compile for 8: expected the name of a TPU slice"),
         ("largest of all sizes", r"`largest` returns the same inputs for 128 and \d+. Use its argument"),
