@@ -8,12 +8,13 @@ import numpy as np
 
 from tpu_components.core.base import progress
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.formatting import quoted
 from tpu_components.core.examples.artifacts import COPIES_FILE, SPLITS, TEST, TRAIN, VALIDATION, Manifest
 from tpu_components.core.examples.images import describe_losses
 from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL
 from tpu_components.core.examples.text import END
 from tpu_components.create_tfrecords.encoders import TextEncoder
-from tpu_components.create_tfrecords.planning import DatasetPlan, require_few
+from tpu_components.create_tfrecords.planning import DatasetPlan, require_few, require_trained
 from tpu_components.create_tfrecords.unknown_words import warn_of_unknown
 
 STEP = "create_tfrecords"
@@ -157,3 +158,22 @@ def check_budget(plan: DatasetPlan, manifest: Manifest) -> None:
                 f"The {name!r} split has no readable examples left after {len(bad)} were quarantined. Repair the "
                 "quarantined inputs, or add readable examples."
             )
+
+
+def check_classes(plan: DatasetPlan, manifest: Manifest) -> None:
+    """Check that every class of a classification has training examples. For multi-label data, warn of other classes.
+
+    Raises:
+        InputError: If a class has no training examples, and `class_names` does not list the classes.
+    """
+    if TRAIN not in manifest.splits or manifest.task not in (CLASSIFICATION, MULTI_LABEL):
+        return
+    counts = manifest.splits[TRAIN].class_counts
+    if manifest.task == CLASSIFICATION:
+        reason = (
+            "Copies of test and validation examples are left out of training, and inputs that cannot be read are "
+            "quarantined."
+        )
+        require_trained(plan.params, plan.listing, counts, reason)
+    elif lacking := [name for name, count in zip(manifest.class_names, counts, strict=True) if not count]:
+        progress.say(STEP, f"warning: no training example has the label {quoted(lacking)}")

@@ -129,6 +129,30 @@ def require_few(bad: Sequence[Quarantined], total: int, params: WriteParams, wha
         )
 
 
+def require_trained(params: WriteParams, listing: Listing, counts: Sequence[int], reason: str) -> None:
+    """Check that every class has training examples, unless `class_names` lists the classes.
+
+    Args:
+        params: Parameters of the records.
+        listing: The examples of a classification.
+        counts: Number of training examples of each class.
+        reason: Why a class may have none, as a sentence.
+
+    Raises:
+        InputError: If a class has no training examples.
+    """
+    known = np.bincount(listing.labels, minlength=len(counts)).tolist()
+    lacking = {
+        name: count for name, count, own in zip(listing.class_names, known, counts, strict=True) if count and not own
+    }
+    if lacking and not params.class_names:
+        listed = ", ".join(f"{name!r} (of {count:,} examples)" for name, count in list(lacking.items())[:_SHOWN])
+        raise InputError(
+            f"Classes of {params.source!r} without training examples: {listed}{' …' if len(lacking) > _SHOWN else ''}. "
+            f"{reason} Add examples of these classes, or list the classes in data.class_names."
+        )
+
+
 def plan_dataset(params: WriteParams, listing: Listing | None = None, data_version: str = "") -> DatasetPlan:
     """List the source and assign the splits, without reading image or text files.
 
@@ -139,8 +163,8 @@ def plan_dataset(params: WriteParams, listing: Listing | None = None, data_versi
 
     Raises:
         InputError: If the source cannot be used or has another version, more inputs are unusable than
-            `max_bad_fraction` allows, a requested split has no examples, or the training split has only weights of 0
-            or a constant regression target.
+            `max_bad_fraction` allows, a requested split has no examples, a class has no training examples, or the
+            training split has only weights of 0 or a constant regression target.
     """
     listing = listing or list_examples(params)
     require_version(params, listing, data_version)
@@ -181,6 +205,10 @@ def plan_dataset(params: WriteParams, listing: Listing | None = None, data_versi
                 )
             )
     _check_training(params, listing, by_split[TRAIN])
+    if params.task == CLASSIFICATION:
+        counts = np.bincount(listing.labels[by_split[TRAIN]], minlength=len(listing.class_names))
+        reason = f"The examples are divided by this rule: {rule}. Another data.seed divides them in another way."
+        require_trained(params, listing, counts.tolist(), reason)
     return DatasetPlan(
         params, listing, {name: indices for name, indices in by_split.items() if len(indices)}, rule, whole=order
     )

@@ -31,6 +31,7 @@ from tpu_components.create_tfrecords.encoders import TextEncoder
 from tpu_components.create_tfrecords.log_messages import (
     STEP,
     check_budget,
+    check_classes,
     say_content,
     say_copies,
     say_corpus,
@@ -187,6 +188,7 @@ def write_files(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
     if copies is None:
         say_corpus(manifest)
         return manifest
+    check_classes(plan, manifest)
     return _describe_examples(prepared, manifest, merger, copies, staged)
 
 

@@ -404,6 +404,90 @@ def test_numbers_of_a_german_spreadsheet_have_a_decimal_comma(tmp_path):
         list_examples(WriteParams(_csv(tmp_path, 'text,label\na word,"1,234"\n'), task="regression"))
 
 
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        (
+            ["1,250", "950", "12,300"],
+            "whether '1,250' in 'label' of .* is a number with a fraction or with a separator",
+        ),
+        (["1.250", "950", "12.300"], "whether '1.250' in 'label' of"),
+        (["-1,250", "2,500,000"], "every ',' in the column is followed by three digits"),
+        (["1.25", "950,5", "12.300"], "decimal comma and others a decimal point, such as '950,5' and '1.25'"),
+    ],
+)
+def test_numbers_that_may_be_a_thousand_times_as_large_are_refused(tmp_path, numbers, message):
+    rows = "".join(f"word {i}\t{numbers[i % len(numbers)]}\n" for i in range(30))
+    with pytest.raises(InputError, match=message):
+        list_examples(WriteParams(_csv(tmp_path, f"text\tlabel\n{rows}", "t.tsv"), task="regression"))
+
+
+@pytest.mark.parametrize("numbers", [["0.125", "950", "1.250"], ["1.250", "3.142"], ["0,125", "950"], ["1.5", "2"]])
+def test_numbers_with_a_fraction_of_three_digits_stay_as_they_are(tmp_path, numbers):
+    rows = "".join(f"word {i}\t{numbers[i % len(numbers)]}\n" for i in range(30))
+    listing = list_examples(WriteParams(_csv(tmp_path, f"text\tlabel\n{rows}", "t.tsv"), task="regression"))
+    wanted = [float(number.replace(",", ".")) for number in numbers]
+    assert listing.labels[: len(numbers), 0].tolist() == pytest.approx(wanted)
+
+
+def test_class_numbers_that_may_be_thousands_are_refused(tmp_path):
+    rows = "".join(f"text {i};{label}\n" for i, label in enumerate(["1", "10", "100", "1.000"] * 10))
+    with pytest.raises(InputError, match=r"whether '1\.000' in the labels of"):
+        list_examples(WriteParams(_csv(tmp_path, f"text;label\n{rows}")))
+
+
+@pytest.mark.parametrize("task", ["multi_label", "classification"])
+@pytest.mark.parametrize("cell", ["", "-1", "nan", "?"])
+def test_a_column_of_0_and_1_with_an_unknown_value_is_refused(tmp_path, cell, task):
+    rows = "".join(f"text {i},{int(i % 2 == 0)},{int(i % 2)},0\n" for i in range(20))
+    source = _csv(tmp_path, f"text,toxic,obscene,insult\n{rows}odd,{cell},0,1\n")
+    with pytest.raises(InputError, match=rf"column 'toxic' of .* contains 0 and 1, but '{re.escape(cell)}' in line 22"):
+        list_examples(WriteParams(source, task=task))
+
+
+def test_columns_of_0_and_1_may_be_written_as_floats_and_are_not_told_as_unused(tmp_path):
+    rows = "".join(f"text {i},{i % 2}.0,{int(i % 3 == 0)},{i}\n" for i in range(20))
+    listing = list_examples(WriteParams(_csv(tmp_path, f"text,cat,dog,number\n{rows}"), task="multi_label"))
+    assert listing.labels.tolist() == [[i % 2, int(i % 3 == 0)] for i in range(20)]
+    assert any("columns that are not used: 'number'. " in note for note in listing.notes)
+
+
+def test_a_column_split_may_begin_with_a_capital(tmp_path):
+    rows = "".join(f"text {i},{'ab'[i % 2]},{'Train' if i % 3 else 'TEST'}\n" for i in range(30))
+    listing = list_examples(WriteParams(_csv(tmp_path, f"text,label,Split\n{rows}")))
+    assert listing.splits.tolist() == ["train" if i % 3 else "test" for i in range(30)]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("training_set", "test_set"),
+        ("seg_train", "seg_test"),
+        ("train2017", "val2017"),
+        ("data_train", "data_dev_test"),
+    ],
+)
+def test_folders_that_look_like_splits_are_no_classes(tmp_path, names):
+    for name in names:
+        for animal in ("cat", "dog"):
+            for i in range(3):
+                (tmp_path / name / animal).mkdir(parents=True, exist_ok=True)
+                (tmp_path / name / animal / f"{i}.txt").write_text(f"{name} {animal} {i}")
+    with pytest.raises(InputError, match=r"look like splits, not classes: each contains 'cat', 'dog'\. Rename them to"):
+        list_examples(WriteParams(f"text:{tmp_path}"))
+    listing = list_examples(WriteParams(f"text:{tmp_path}", class_names=tuple(sorted(names))))
+    assert listing.class_names == tuple(sorted(names))
+
+
+def test_a_class_folder_that_begins_with_a_dot_is_told(tmp_path):
+    for name in (".net", "java", "c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0.txt").write_text(f"code in {name}")
+    listing = list_examples(WriteParams(f"text:{tmp_path}"))
+    assert listing.class_names == ("c", "java")
+    assert "left out the folder '.net', because its name begins with a dot" in listing.notes
+
+
 def test_columns_of_0_and_1_are_labels_where_there_is_no_other(tmp_path):
     rows = "".join(f"text {i},{int(i % 2 == 0)},{int(i % 2)},0\n" for i in range(20))
     listing = list_examples(WriteParams(_csv(tmp_path, f"text,cat,dog,bird\n{rows}")))
@@ -561,6 +645,10 @@ def test_numbers_of_classes_get_the_names_in_order(tmp_path):
     listing = _plan(source, class_names=("dog", "cat")).listing
     assert (listing.class_names, listing.labels.tolist()) == (("dog", "cat"), [0, 1] * 10)
     assert _plan(source, class_names=("1", "0")).listing.labels.tolist() == [1, 0] * 10
+    stars = _npz(tmp_path, x=_images(20), y=np.arange(20) % 4 + 1)
+    with pytest.raises(InputError, match=r"label 1 in .* is the class '1' or number 1 of the classes, .* is '2'\."):
+        _plan(stars, class_names=tuple("12345"))
+    source = _npz(tmp_path, x=_images(20), y=np.arange(20) % 2)
     with pytest.raises(
         InputError,
         match=r"class list: 1 \(first at all/00000001\). Expected .* from 0 to 0, the indices of \['a'\]",

@@ -238,3 +238,17 @@ def test_the_vocabulary_is_of_the_texts_that_train_once_copies_are_joined(tmp_pa
     words = set((tmp_path / "out" / "vocabulary.txt").read_text().split())
     assert words - {"[PAD]", "[UNK]", "and", "more", "of", "it"} == trained
     assert 40 < len(trained) < 100
+
+
+def test_a_class_that_loses_all_training_examples_is_refused(tmp_path):
+    """All texts of the class are copies of one text, whose ids lie in several splits."""
+    rows = [f"This account has been suspended.,suspended,s{i}" for i in range(15)]
+    rows += [f"text number {i} of {name},{name},{name}{i}" for name in ("ham", "spam") for i in range(20)]
+    (tmp_path / "t.csv").write_text("\n".join(["text,label,id", *rows]) + "\n")
+    source = f"csv:{tmp_path}/t.csv"
+    message = r"without training examples: 'suspended' \(of 15 examples\)\. Copies of test and validation examples"
+    with pytest.raises(InputError, match=message):
+        write_records(WriteParams(source, num_workers=1), tmp_path / "out")
+    named = WriteParams(source, num_workers=1, class_names=("ham", "spam", "suspended"))
+    write_records(named, tmp_path / "out")
+    assert Manifest.load(tmp_path / "out").splits["train"].class_counts[2] == 0

@@ -5,8 +5,11 @@ import unicodedata
 import numpy as np
 import pytest
 
+from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import SPLITS
 from tpu_components.core.sources.columns import hash_unit
+from tpu_components.core.sources.params import WriteParams
+from tpu_components.create_tfrecords.planning import plan_dataset
 from tpu_components.create_tfrecords.splitting import assign_splits, storage_order, tell_apart
 
 KEYS = [f"img/{i}.png" for i in range(1000)]
@@ -225,3 +228,12 @@ def test_paths_in_two_forms_of_unicode_are_two_files():
     names = [unicodedata.normalize(form, f"Café/{i}.png") for form in ("NFC", "NFD") for i in range(400)]
     splits, _ = _split(names, np.arange(800) % 2, stratify=False)
     assert splits[:400].tolist() != splits[400:].tolist()
+
+
+def test_a_class_whose_groups_are_all_held_out_is_refused(tmp_path):
+    rows = [f"text {i} of {name},{name},patient {name}" for name in "abcdef" for i in range(20)]
+    (tmp_path / "t.csv").write_text("\n".join(["text,label,patient", *rows]) + "\n")
+    with pytest.raises(
+        InputError, match=r"without training examples: '\w' \(of 20 examples\).* by this rule: .* by group"
+    ):
+        plan_dataset(WriteParams(f"csv:{tmp_path}/t.csv", group_column="patient"))

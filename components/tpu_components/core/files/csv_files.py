@@ -21,6 +21,7 @@ ALIASES = {
     "label": ("label", "labels", "class", "category", "sentiment", "target"),
 }
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+),\d+")
+_POINT = re.compile(r"[+-]?\d*\.\d+")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _MOST_CELL_CHARACTERS = 1 << 20  # Limits a quote that is never closed.
 _HEADER_BYTES = 1 << 16  # Searched for the delimiter.
@@ -288,19 +289,49 @@ def is_number(cell: str) -> bool:
     return has_decimal_comma(cell) or _NUMBER.fullmatch(cell) is not None
 
 
-def with_points(cells: Sequence[str]) -> Sequence[str]:
+def with_points(cells: Sequence[str], where: str) -> Sequence[str]:
     """Convert a column of numbers to decimal points if one of the numbers has a decimal comma.
 
+    Args:
+        cells: The numbers.
+        where: Place of the column, for messages.
+
+    Raises:
+        InputError: If the commas or points may separate thousands instead, as in `1,250` next to `950`, or if some
+            numbers have a decimal comma and others a decimal point.
+
     Example:
-        >>> with_points(["80,50", "1.250", "7"]), with_points(["80.5", "7"])
+        >>> with_points(["80,50", "1.250", "7"], "a.csv"), with_points(["80.5", "7"], "a.csv")
         (['80.50', '1250', '7'], ['80.5', '7'])
     """
-    if not any(map(has_decimal_comma, cells)):
+    separated = [cell for cell in cells if "," in cell or "." in cell]
+    # Numbers that all have three digits after a point are fractions: thousands also have numbers below 1,000.
+    for sign in "," if len(separated) == len(cells) else ",.":
+        if separated and all(_in_thousands(cell, sign) for cell in separated):
+            raise InputError(
+                f"Cannot tell whether {separated[0]!r} in {where} is a number with a fraction or with a separator "
+                f"between thousands: every {sign!r} in the column is followed by three digits. Remove separators "
+                "between thousands. Write a fraction with another number of digits."
+            )
+    with_comma = next(filter(has_decimal_comma, cells), None)
+    if with_comma is None:
         return cells
+    if with_point := next(
+        (cell for cell in separated if _POINT.fullmatch(cell) and not _in_thousands(cell, ".")), None
+    ):
+        raise InputError(
+            f"Some numbers in {where} have a decimal comma and others a decimal point, such as {with_comma!r} and "
+            f"{with_point!r}. Write all numbers in the same way."
+        )
     return [
         cell.replace(".", "").replace(",", ".") if has_decimal_comma(f"{cell},0") or has_decimal_comma(cell) else cell
         for cell in cells
     ]
+
+
+def _in_thousands(cell: str, sign: str) -> bool:
+    """Return whether a sign in a number may separate thousands: `1,250` or `12.300.000`, but not `0.125`."""
+    return re.fullmatch(rf"[+-]?[1-9]\d{{0,2}}(\{sign}\d{{3}})+", cell) is not None
 
 
 def find_column(name: str, columns: Sequence[str]) -> str:

@@ -150,6 +150,17 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name in _OF_THE_SYSTEM
 
 
+def hidden_folders(root: str) -> list[str]:
+    """Return the names of the folders in a folder that listings leave out because their names begin with a dot.
+
+    For a folder in a bucket, return an empty list.
+    """
+    if store_of(root) or not os.path.isdir(root):
+        return []
+    with os.scandir(root) as entries:
+        return sorted(entry.name for entry in entries if entry.name.startswith(".") and entry.is_dir())
+
+
 def _walk(directory: str, prefix: str, above: frozenset[tuple[int, int]]) -> Iterator[StoredFile]:
     """Yield the files below a folder, sorted by relative path: "a.txt" comes before "a/b".
 

@@ -127,13 +127,34 @@ def _class_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> T
             f"received {error}. Correct the labels."
         ) from error
     named = {text if text is None else class_name(text) for text in texts} - {None, *missing_labels(params.class_names)}
-    if values.dtype.kind in "biuf" and params.class_names and not named <= set(params.class_names):
+    if values.dtype.kind in "biuf" and params.class_names:
         numbers = values.astype(np.float64)
         numbers[np.isnan(numbers)] = _UNLABELLED
-        return _named(numbers, params.class_names, keys)
+        if not named <= set(params.class_names):
+            return _named(numbers, params.class_names, keys)
+        if named != set(params.class_names):
+            _check_meaning(np.unique(numbers), params)
     labels, classes, unusable = index_labels(texts, params.class_names, [keys[i] for i in firsts.tolist()])
     reasons = {**unusable, **garbled}
     return Targets(labels[places], classes, {i: reasons[k] for i, k in enumerate(places.tolist()) if k in reasons})
+
+
+def _check_meaning(numbers: np.ndarray, params: WriteParams) -> None:
+    """Check that numbers which are names of some of the classes are not also indices of other classes.
+
+    Raises:
+        InputError: If both readings are possible and differ, as for the labels 1 to 4 and the classes 1 to 5.
+    """
+    indices = numbers[numbers != _UNLABELLED]
+    if not len(indices) or indices.max() >= len(params.class_names):
+        return
+    differing = [int(i) for i in indices.tolist() if class_name(text_of(i) or "") != params.class_names[int(i)]]
+    if differing:
+        raise InputError(
+            f"Cannot tell whether the label {differing[0]} in {params.source!r} is the class {str(differing[0])!r} or "
+            f"number {differing[0]} of the classes, counted from 0, which is {params.class_names[differing[0]]!r}. "
+            "Remove data.class_names to use the numbers as names. Otherwise, name the classes in words."
+        )
 
 
 def _texts_of(labels: np.ndarray) -> tuple[list[str | None], dict[int, str]]:

@@ -6,13 +6,15 @@ import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.formatting import quoted
+from tpu_components.core.examples.artifacts import TRAIN
 from tpu_components.core.files import storage
 from tpu_components.core.files.location import Location
-from tpu_components.core.sources.listing import split_named
+from tpu_components.core.sources.listing import split_in_words, split_named
 
 _WILDCARDS = "*?["
 
@@ -83,7 +85,9 @@ def version_of(containers: Sequence[Container]) -> str:
 def splits_of(containers: Sequence[Container], location: str, patterns: Mapping[str, str] = {}) -> list[str] | None:
     """Return the split of each file, from the name of a folder in its path or the first word of its file name.
 
-    Return None if no file has a split.
+    A folder may be written `split=NAME`. If no file name begins with a split, any of its words may be one, such as
+    `reviews_train.parquet`, if there are files of the training split and of another one. Return None if no file has a
+    split.
 
     Args:
         containers: The files.
@@ -97,16 +101,20 @@ def splits_of(containers: Sequence[Container], location: str, patterns: Mapping[
     Example:
         >>> splits_of([Container("", name, 0, "") for name in ("train-00.tar", "val/0.tar")], "data")
         ['train', 'validation']
+        >>> splits_of([Container("", name, 0, "") for name in ("a_train.parquet", "a_test.parquet")], "data")
+        ['train', 'test']
     """
     if patterns:
         return _match(containers, location, patterns)
     splits = [_split_in(container.name) for container in containers]
     if not any(splits):
-        return None
+        splits = [split_in_words(PurePosixPath(container.name).name) for container in containers]
+        if TRAIN not in splits or len({*splits} - {None}) == 1:
+            return None
     if strange := [container.name for container, split in zip(containers, splits, strict=True) if not split]:
         raise InputError(
-            f"Some files in {location} belong to no split: {quoted(strange)}. Expected train, validation or test at "
-            "the start of every file name or as its folder, or in none of the names. Rename or move the files."
+            f"Some files in {location} belong to no split: {quoted(strange)}. Expected train, validation or test in "
+            "every file name or as its folder, or in none of the names. Rename or move the files."
         )
     return [split for split in splits if split]
 
@@ -136,5 +144,10 @@ def _matches(name: str, pattern: str) -> bool:
 
 def _split_in(name: str) -> str | None:
     *folders, file = name.split("/")
-    words = [*folders, re.split(r"[-_.0-9]", file)[0]]
-    return next((split for word in words if (split := split_named(word))), None)
+    return split_in_folders(folders) or split_named(re.split(r"[-_.0-9]", file)[0])
+
+
+def split_in_folders(folders: Sequence[str]) -> str | None:
+    """Return the split that the first of some folders names, as `test` or `split=test`, or None if no folder does."""
+    names = (folder.rpartition("=")[2] for folder in folders)
+    return next((split for name in names if (split := split_named(name))), None)

@@ -37,6 +37,9 @@ from tpu_components.core.sources.written_paths import find_files
 # What to do with examples in one table and their labels in another.
 JOIN_TABLES = "join them into one file first, for example with pandas.merge(examples, labels, on='id')"
 _EMPTY = frozenset(("",))
+# Values of a column for each label, as pandas writes it, and values that stand for an unknown one.
+_HOT_VALUES = {"0": False, "1": True, "0.0": False, "1.0": True}
+_UNKNOWN_VALUES = MISSING | {"-1", "-1.0", "?"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +133,10 @@ class _Rows:
         """
         columns: list[Sequence[str]] = list(map(self.names, names))
         if self.table.has_decimal_commas:
-            columns = list(map(with_points, columns))
+            columns = [
+                with_points(column, f"{name!r} of {self.table.location}")
+                for column, name in zip(columns, shown, strict=True)
+            ]
         places = [f"{self.table.name_of(number)} of {self.table.location}" for number in self.numbers]
         return parse_numbers(columns, shown, places, *rule)
 
@@ -232,7 +238,7 @@ def _with_whole_numbers(rows: _Rows) -> Sequence[str]:
     # Usually the first label shows that labels are names.
     if are_named or not is_number(labels[0]) or not all(map(is_number, set(labels))):
         return labels
-    return with_points(labels)
+    return with_points(labels, f"the labels of {rows.table.location}")
 
 
 def _targets_of(params: WriteParams) -> tuple[str, ...]:
@@ -291,8 +297,31 @@ def _open_table(location: Location) -> Table:
     )
 
 
-def _is_binary(cell: Any) -> bool:
-    return isinstance(cell, str) and cell.strip() in ("0", "1")
+def _find_hot_columns(table: Table, names: Sequence[str]) -> dict[str, int]:
+    """Return {name: place} of the columns with only 0 and 1 among the columns `names`.
+
+    Raises:
+        InputError: If a column has 0, 1 and missing values, or -1 for a value that nobody knows.
+    """
+    seen: dict[str, dict[str, str]] = {name: {} for name in names}  # The first row of each value of each column.
+    hot = {name: place for place, name in enumerate(table.columns) if name in seen}
+    for number, cells in table.each_row():
+        for name, place in list(hot.items()):
+            value = cells[place].strip() if isinstance(cells[place], str) else None
+            if value in _HOT_VALUES or value in _UNKNOWN_VALUES:
+                seen[name].setdefault(str(value), table.name_of(number))
+            else:
+                del hot[name]
+        if len(hot) < 2:
+            return {}
+    found = {name: place for name, place in hot.items() if _HOT_VALUES.keys() & seen[name].keys()}
+    for name in found if len(found) > 1 else ():
+        for value in seen[name].keys() - _HOT_VALUES.keys():
+            raise InputError(
+                f"The column {name!r} of {table.location} contains 0 and 1, but {value!r} in {seen[name][value]}. To "
+                "use the column as a label, write 0 or 1 in every row. Otherwise, remove the column."
+            )
+    return found if len(found) > 1 else {}
 
 
 def _with_hot_columns(table: Table, params: WriteParams) -> Table:
@@ -301,17 +330,18 @@ def _with_hot_columns(table: Table, params: WriteParams) -> Table:
     Return the table unchanged if it has fewer than two of these columns.
 
     Raises:
-        InputError: If the task is regression, or it is classification and a row does not have exactly one 1.
+        InputError: If the task is regression, it is classification and a row does not have exactly one 1, or a column
+            has 0, 1 and missing values.
     """
     others = {"path", "text", "split", "id", *params.columns, params.group_column, *params.slice_columns}
-    hot = {name: place for place, name in enumerate(table.columns) if name and name not in others}
-    odd = ""
-    for number, cells in table.each_row():
-        hot = {name: place for name, place in hot.items() if _is_binary(cells[place])}
-        if len(hot) < 2:
-            return table
-        if not odd and sum(cells[place].strip() == "1" for place in hot.values()) != 1:
-            odd = table.name_of(number)
+    hot = _find_hot_columns(table, [name for name in table.columns if name and name not in others])
+    if not hot:
+        return table
+
+    def labels_of(cells: Sequence[Any]) -> tuple[str, ...]:
+        return tuple(name for name, place in hot.items() if _HOT_VALUES[cells[place].strip()])
+
+    odd = next((table.name_of(number) for number, cells in table.each_row() if len(labels_of(cells)) != 1), "")
     advice = ""
     if params.task == REGRESSION:
         advice = f"Name the columns with the targets: data.target_columns=[{', '.join(hot)}]."
@@ -328,11 +358,11 @@ def _with_hot_columns(table: Table, params: WriteParams) -> Table:
 
     def each_row() -> Iterator[tuple[int, Sequence[Any]]]:
         for number, cells in table.each_row():
-            labels = tuple(name for name, place in hot.items() if cells[place].strip() == "1")
+            labels = labels_of(cells)
             yield number, [*cells, labels if params.task == MULTI_LABEL else labels[0]]
 
     note = f"the columns {names} contain 0 and 1, so each is used as a label. Set data.columns to use another column"
-    columns = [*table.columns, "label"]
+    columns = [*("" if name in hot else name for name in table.columns), "label"]  # They are not unused.
     return dataclasses.replace(table, columns=columns, each_row=each_row, notes=(*table.notes, note))
 
 
@@ -478,6 +508,9 @@ def _name_columns(cells: Sequence[str], params: WriteParams, location: str) -> t
             f"{list(cells)}. Correct data.columns."
         )
     notes = []
+    written = [column for column in cells if column.lower() == "split"]
+    if len(written) == 1 and "split" not in taken:
+        taken["split"] = written[0]
     wanted = ["label"] if not params.target_columns else []
     if not {"path", "text"} & {*cells, *taken}:
         wanted += ["path", "text"]

@@ -17,7 +17,7 @@ from tpu_components.core.examples.interface import IMAGE, TEXT
 from tpu_components.core.files import storage
 from tpu_components.core.files.location import Location
 from tpu_components.core.sources.columns import Files, Names, PiecesBuilder
-from tpu_components.core.sources.listing import Listing, Source, split_named, without_labels
+from tpu_components.core.sources.listing import Listing, Source, split_in_words, split_named, without_labels
 from tpu_components.core.sources.pairs import check_class_folders, check_inner_folders, find_masks
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.targets import index_labels
@@ -51,12 +51,17 @@ def list_folders(kind: str, location: Location, params: WriteParams, labelled: b
             f"Several folders in {location} belong to the same split: {split_of}. Expected one folder for each split. "
             "Merge or rename them."
         )
+    if not has_splits and not params.class_names:
+        _check_no_splits(folders.values(), location)
     depth = 3 if has_splits else 2
     class_of = {folder: class_name(parts[depth - 2]) for folder, parts in folders.items() if len(parts) >= depth - 1}
     misplaced = listed.names.take(~listed.are_in(class_of))
     listed = listed.in_folders(class_of)
     _check_misplaced(misplaced, len(listed.names) > 0, kind, location, has_splits)
     notes = [f"left out {len(misplaced)} files that are not in a class folder"] if misplaced else []
+    notes += [
+        f"left out the folder {name!r}, because its name begins with a dot" for name in storage.hidden_folders(location)
+    ]
     inner: dict[str, set[str]] = {}
     written: dict[str, set[str]] = {}
     for folder in listed.folders:
@@ -181,6 +186,28 @@ def _list(location: str, files: Iterable[storage.StoredFile]) -> _Listed:
     if garbled:
         raise InputError(f"Some file names in {location} are not UTF-8: {quoted(garbled)}. Rename the files.")
     return _Listed(Names(names.pieces()), known, tuple(numbers), np.asarray(folder_of))
+
+
+def _check_no_splits(folders: Iterable[Sequence[str]], location: str) -> None:
+    """Check that the class folders are not splits with other names, such as `seg_train` and `seg_test`.
+
+    Raises:
+        InputError: If every folder has the name of a different split as a word in its own name, one of them that of
+            the training split, and they contain at least two folders of the same names.
+    """
+    inner: dict[str, set[str]] = {}
+    for parts in folders:
+        inner.setdefault("".join(parts[:1]), set()).update(parts[1:2])
+    inner.pop("", None)  # Files above all folders.
+    splits = [split_in_words(name) for name in inner]
+    if None in splits or TRAIN not in splits or not 1 < len(splits) == len(set(splits)):
+        return
+    if len(shared := set.intersection(*inner.values())) > 1:
+        raise InputError(
+            f"The folders {quoted(sorted(inner))} in {location} look like splits, not classes: each contains "
+            f"{quoted(sorted(shared))}. Rename them to {', '.join(sorted(filter(None, splits)))}. If they are classes, "
+            "list them in data.class_names."
+        )
 
 
 def _read_below(location: str, name: str) -> bytes:

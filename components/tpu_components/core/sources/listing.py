@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
@@ -274,6 +275,19 @@ def split_named(name: str) -> str | None:
     Return None if the name is not that of a split.
     """
     return next((split for split, names in SPLIT_NAMES.items() if name.lower() in names), None)
+
+
+def split_in_words(name: str) -> str | None:
+    """Return the split that a word in a name names, for example `test` for `seg_test`.
+
+    Return None if no word does, or if words name several splits.
+
+    Example:
+        >>> [split_in_words(name) for name in ("seg_test", "training_set", "train2017", "test-train", "trained")]
+        ['test', 'train', 'train', None, None]
+    """
+    splits = {split for word in re.findall("[a-z]+", name.lower()) if (split := split_named(word))}
+    return splits.pop() if len(splits) == 1 else None
 
 
 def without_labels(count: int) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -261,6 +261,20 @@ def _named(value: Any, names: Sequence[str]) -> Any:
     return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
 
 
+class _Columns(NamedTuple):
+    """Columns of a file.
+
+    Attributes:
+        num_rows: Number of rows in the file.
+        values: Values of each column.
+        class_names: Names of the class indices in a column, from the file's metadata.
+    """
+
+    num_rows: int
+    values: dict[str, list[Any]]
+    class_names: Mapping[str, list[str]]
+
+
 def _list_tables(
     files: Sequence[Container],
     of_files: Sequence[str] | None,
@@ -291,21 +305,15 @@ def _list_tables(
             f"data.columns.{'' if is_text or not _has_paths(kind) else f' If the column contains paths: {_EMBED}'}"
         )
     by_file = list(in_threads(functools.partial(_read_columns, names=chosen.wanted), files[0].path, files))
-    counts = [count for count, _ in by_file]
-    values = {name: [value for _, columns in by_file for value in columns[name]] for name in chosen.wanted}
+    counts = [read.num_rows for read in by_file]
+    order = params.class_names
+    if params.task != REGRESSION:
+        for name in chosen.targets:
+            order = _name_labels(name, by_file, files, params.class_names) or order
+    values = {name: [value for read in by_file for value in read.values[name]] for name in chosen.wanted}
     keys = tuple(f"{file.name}[{i}]" for file, count in zip(files, counts, strict=True) for i in range(count))
     if not keys:
         raise InputError(f"Found no rows in {params.source}: expected one row for each example. Check the path.")
-    order = params.class_names
-    for name, classes_of in _class_names(schema).items():
-        # If `class_names` are numbers, the labels stay numbers.
-        is_named = not params.class_names or not set(map(class_name, classes_of)).isdisjoint(params.class_names)
-        if name in chosen.targets and params.task != REGRESSION and is_named:
-            values[name] = [_named(value, classes_of) for value in values[name]]
-            occurring = {each for value in values[name] for each in (value if isinstance(value, list) else [value])}
-            order = order or tuple(dict.fromkeys(class_name(each) for each in classes_of if each in occurring))
-        elif name in chosen.targets and params.task != REGRESSION:
-            values[name] = [None if value == _WITHHELD else value for value in values[name]]
     texts = tuple((text or "").encode() for file in files for text in _values_of(file, column)) if is_text else None
     hashes = identify_each(texts) if texts else None
 
@@ -337,6 +345,50 @@ def _list_tables(
     )
 
 
+def _name_labels(
+    name: str, by_file: Sequence[_Columns], files: Sequence[Container], class_names: Sequence[str]
+) -> tuple[str, ...]:
+    """Replace the class indices in a column by the names in the metadata of their own file, in `by_file`.
+
+    Args:
+        name: Name of the column.
+        by_file: The columns of each file.
+        files: The files.
+        class_names: The classes that the user lists. If they are numbers, the labels stay numbers.
+
+    Returns:
+        The names that occur, in the order of their indices, or () if the metadata of no file have names.
+
+    Raises:
+        InputError: If a class index has no name although other files have names, or if it has different names.
+    """
+    lists = [read.class_names.get(name) for read in by_file]
+    known = [names for names in lists if names]
+    if not known:
+        return ()
+    if class_names and not any({*map(class_name, names)} & {*class_names} for names in known):
+        if odd := next((file for file, names in zip(files, lists, strict=True) if names != lists[0]), None):
+            raise InputError(
+                f"The class indices in {name!r} of {odd.path} and of {files[0].path} have different names, so the "
+                f"numbers in data.class_names do not say which classes they are. List the names: {quoted(known[0])}."
+            )
+        for read in by_file:
+            read.values[name] = [None if value == _WITHHELD else value for value in read.values[name]]
+        return ()
+    occurring = set[str]()
+    for read, names, file in zip(by_file, lists, files, strict=True):
+        if names:
+            read.values[name] = [_named(value, names) for value in read.values[name]]
+        labels = {each for value in read.values[name] for each in (value if isinstance(value, list) else [value])}
+        if not names and any(isinstance(label, int) for label in labels):
+            raise InputError(
+                f"The labels in {name!r} of {file.path} are numbers without names, but the metadata of other files "
+                f"name the classes: {quoted(known[0])}. Write all files with the same features."
+            )
+        occurring |= labels - {None}
+    return tuple(dict.fromkeys(class_name(each) for names in known for each in names if each in occurring))
+
+
 def _has_bytes(kind: Any) -> bool:
     """Return whether a column type is that of Hugging Face's images: a struct with a field `bytes`."""
     import pyarrow.types as types
@@ -352,8 +404,8 @@ def _has_paths(kind: Any) -> bool:
     return is_text or (types.is_struct(kind) and kind.get_field_index("path") >= 0)
 
 
-def _read_columns(file: Container, names: Sequence[str]) -> tuple[int, dict[str, list[Any]]]:
-    """Return the number of rows in a file, and {name: values} of the columns `names`.
+def _read_columns(file: Container, names: Sequence[str]) -> _Columns:
+    """Read the columns `names` of a file.
 
     Raises:
         InputError: If the file is damaged, or lacks columns of the first file.
@@ -365,8 +417,9 @@ def _read_columns(file: Container, names: Sequence[str]) -> tuple[int, dict[str,
                 "Correct this file."
             )
         num_rows = table.metadata.num_rows
+        class_names = _class_names(table.schema_arrow)
     require_plausible(file.path, file.num_bytes, num_rows * _VALUE_BYTES)
-    return num_rows, {name: list(_values_of(file, name)) for name in names}
+    return _Columns(num_rows, {name: list(_values_of(file, name)) for name in names}, class_names)
 
 
 SOURCE = Source("parquet:GLOB", list_parquet, suffixes=(".parquet",), takes=("task", "columns", "split_files"))

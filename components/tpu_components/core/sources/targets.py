@@ -4,6 +4,7 @@ Stored targets are int32[num_examples] class indices, uint8[num_examples, num_cl
 or float32[num_examples, num_targets] for regression.
 """
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ SEPARATOR = "|"  # Between the labels in a CSV cell.
 _SEPARATORS_IN_NAMES = (r"\s+", r"\s*/\s*", r"\s*[&+]\s*")
 # Commas and semicolons, also of Chinese, Japanese and Arabic, and the wide form of `|`.
 _SEPARATORS_ALWAYS = re.compile("[,;\uff0c\uff1b\u3001\u060c\u061b\uff5c]")
+_ANY_SEPARATOR = re.compile(rf"\s*(?:{_SEPARATORS_ALWAYS.pattern}|[/&+])\s*")
 _BRACKETS = ("[]", "{}", "()")  # Around a list, as Python, JSON and PostgreSQL write it.
 _NO_CLASS = -1
 _FRACTION = re.compile(r"[+-]?[0-9]*\.[0-9]+(?:[eE][+-]?[0-9]+)?")
@@ -93,7 +95,9 @@ def split_labels(
     label_sets = [cell if cell is None or isinstance(cell, str) else tuple(cell) for cell in cells]
     different = set(label_sets)
     texts = [cell for cell in different if isinstance(cell, str)]
-    if not class_names and not any(SEPARATOR in cell for cell in texts) and (joined := find_joined(texts)):
+    parts = [cell.split(SEPARATOR) for cell in texts]
+    find = find_joined if all(len(labels) == 1 for labels in parts) else _find_joined_beside
+    if not class_names and (joined := find(itertools.chain.from_iterable(parts))):
         raise InputError(
             f"Expected {SEPARATOR!r} between the labels in a cell, received {joined!r}. Write {SEPARATOR!r} between "
             "the labels. If this is one label, list all classes in data.class_names."
@@ -122,6 +126,18 @@ def _names_in(cell: str | tuple[str, ...] | None, missing: Container[str]) -> li
         return None
     parts = cell.split(SEPARATOR) if isinstance(cell, str) else cell
     return list(dict.fromkeys(name for part in parts if (name := class_name(part))))
+
+
+def _find_joined_beside(labels: Iterable[str]) -> str | None:
+    """Return a label that other labels form with a separator between them, or None if there is none.
+
+    Example:
+        >>> _find_joined_beside(["cat, dog", "dog", "cat"]), _find_joined_beside(["home, garden", "home", "cat"])
+        ('cat, dog', None)
+    """
+    names = {label.strip() for label in labels}
+    parts = {name: _ANY_SEPARATOR.split(name) for name in sorted(names)}
+    return next((name for name, several in parts.items() if len(several) > 1 and names.issuperset(several)), None)
 
 
 def find_joined(cells: Iterable[str]) -> str | None:

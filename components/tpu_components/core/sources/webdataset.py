@@ -8,10 +8,11 @@ import codecs
 import contextlib
 import dataclasses
 import functools
+import posixpath
 import tarfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -23,7 +24,14 @@ from tpu_components.core.examples.interface import IMAGE
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.files.csv_files import find_column
 from tpu_components.core.files.location import Location
-from tpu_components.core.sources.containers import Container, list_containers, splits_of, stored_files, version_of
+from tpu_components.core.sources.containers import (
+    Container,
+    list_containers,
+    split_in_folders,
+    splits_of,
+    stored_files,
+    version_of,
+)
 from tpu_components.core.sources.fields import read_labels, read_weights
 from tpu_components.core.sources.listing import Listing, Source, without_labels
 from tpu_components.core.sources.pairs import NOT_SUPPORTED, check_class_folders, find_masks
@@ -32,7 +40,7 @@ from tpu_components.core.sources.spans import Span, Spans
 from tpu_components.core.sources.targets import Targets
 from tpu_components.core.work.workers import in_threads
 
-_CLASS_SUFFIXES = ("cls", "cls.txt", "label", "txt")
+_CLASS_SUFFIXES = ("cls", "cls.txt", "class", "label", "txt")
 _MOST_FACTS_BYTES = 1 << 20  # Larger .cls and .json files are ignored.
 
 
@@ -42,26 +50,44 @@ class _Example:
 
     Attributes:
         name: Path of the image in the archive.
-        span: Byte range of the image in the archive.
+        span: Byte range of the image in the archive. It is empty if the image is a link to a file that is not in the
+            archive.
         label: Label from the label file: text, bytes or a JSON value, or None if there is no label.
         kept: Other values from the JSON file of the image, such as the weight, by this project's names.
+        fields: Names of the fields in a JSON file without a label.
+        link: Name of the file that the image is a link to, or an empty string.
     """
 
     name: str
     span: Span
     label: Any
     kept: Mapping[str, Any]
+    fields: tuple[str, ...] = ()
+    link: str = ""
+
+
+class _Archive(NamedTuple):
+    """What is read from an archive: its images, and the names of label files without an image next to them."""
+
+    examples: list[_Example]
+    alone: list[str]
 
 
 def list_webdataset(location: Location, params: WriteParams, labelled: bool) -> Listing:
     """List the images of tar archives.
 
     The label of an image is in a `.cls`, `.txt` or `.json` file with the image's name. If no image has such a file, the
-    label of an image is the name of its folder.
+    label of an image is the name of its folder. Splits are the folders or first words of the archives' names, or
+    folders in the archives.
+
+    Raises:
+        InputError: If an archive cannot be read or has no images, if a label file is not next to its image, or if only
+            some images have a split.
     """
     archives = list_containers(location, (".tar",))
-    read = functools.partial(_read_archive, params=params)
-    by_archive = list(in_threads(lambda archive: list(read(archive)), archives[0].path, archives))
+    read = list(in_threads(functools.partial(_read_archive, params=params), archives[0].path, archives))
+    by_archive = [archive.examples for archive in read]
+    alone = sorted(name for archive in read for name in archive.alone)
     masks = _find_masks([example for examples in by_archive for example in examples], labelled)
     by_archive = [[example for example in examples if example.name not in masks] for examples in by_archive]
     notes = [f"left out {len(masks):,} masks, such as {min(masks)!r}. {NOT_SUPPORTED}"] if masks else []
@@ -83,10 +109,24 @@ def list_webdataset(location: Location, params: WriteParams, labelled: bool) -> 
             f"Repeated names in an archive: {quoted(twice)}. Expected each name once. Create the archive again."
         )
     targets = Targets(*without_labels(len(keys)), {})
-    reasons: list[Mapping[int, str]] = []
+    reasons: list[Mapping[int, str]] = [_find_broken(examples)]
+    has_label_files = any(example.label is not None for example in examples)
     if labelled:
         labels = [example.label for example in examples]
-        if all(label is None for label in labels):
+        if alone and None in labels:
+            raise InputError(
+                f"Label files without an image next to them in {location}: {quoted(alone)}. Expected the files of an "
+                "example one after the other, with the same name up to the first dot. Create the archive again with "
+                "`tar --sort=name`."
+            )
+        if alone:
+            notes.append(f"left out {len(alone):,} label files without an image, such as {alone[0]!r}")
+        if not has_label_files:
+            if fields := sorted({field for example in examples for field in example.fields}):
+                notes.append(
+                    f"the JSON files have no field for the label, but {quoted(fields)}, so the folders are used as "
+                    "classes. Set data.columns={label: …} to use a field"
+                )
             labels = [_folder_of(example) for example in examples]
             if not params.class_names:
                 _check_folders(examples, location)
@@ -104,23 +144,67 @@ def list_webdataset(location: Location, params: WriteParams, labelled: bool) -> 
         column, _, without_weight = read_weights([example.kept.get("weight") for example in examples], name, keys)
         weights = column[:, 0]
         reasons.append(without_weight)
-    of_archives = splits_of(archives, location, params.split_files) if labelled else None
-    sizes = list(map(len, by_archive))
+    splits = None
+    if labelled:
+        of_archives = splits_of(archives, location, params.split_files)
+        splits = _splits_inside(examples, has_label_files, location)
+        if of_archives is not None:
+            splits = np.repeat(of_archives, list(map(len, by_archive)))
     listing = Listing(
         keys=keys,
         labels=targets.labels,
         class_names=targets.class_names,
-        splits=None if of_archives is None else np.repeat(of_archives, sizes),
+        splits=splits,
         slices={name: [example.kept.get(name) for example in examples] for name in kept},
         spans=Spans.collect([example.span for example in examples]),
         containers=stored_files(archives),
         version=version_of(archives),
         # Without the archive's name, so that adding an archive does not rename examples.
-        identities=tuple(example.name for example in examples),
+        identities=tuple(name for examples in by_archive for name in _identify(examples, has_label_files)),
         weights=weights,
         notes=tuple(notes),
     )
     return listing.without(*reasons)
+
+
+def _identify(examples: Sequence[_Example], has_label_files: bool) -> Iterator[str]:
+    """Yield the name that identifies each image of an archive.
+
+    Images of one example, such as two views with one label file, have one name, so that they stay in one split.
+    """
+    sizes = Counter(_stem_of(example.name) for example in examples) if has_label_files else Counter[str]()
+    for example in examples:
+        stem = _stem_of(example.name)
+        yield stem if sizes[stem] > 1 else example.name
+
+
+def _find_broken(examples: Sequence[_Example]) -> dict[int, str]:
+    """Return {index: reason} for the images that are links to files that are not in the archive."""
+    return {
+        i: f"it is a link to {example.link!r}, which is not in the archive"
+        for i, example in enumerate(examples)
+        if example.link and not example.span.num_bytes
+    }
+
+
+def _splits_inside(examples: Sequence[_Example], has_label_files: bool, location: str) -> np.ndarray | None:
+    """Return the split of every image, str[num_examples], from a folder in the archive, or None without such folders.
+
+    The folder that names the class of an image is not one that names its split.
+
+    Raises:
+        InputError: If only some images are in the folder of a split.
+    """
+    folders = [example.name.split("/")[: -1 if has_label_files else -2] for example in examples]
+    splits = [split_in_folders(names) for names in folders]
+    if not any(splits):
+        return None
+    if strange := [example.name for example, split in zip(examples, splits, strict=True) if not split]:
+        raise InputError(
+            f"Some images in {location} are in no folder of a split: {quoted(strange)}. Expected all images in folders "
+            "such as train and test, or none. Create the archive again."
+        )
+    return np.array(splits)
 
 
 def _find_masks(examples: Sequence[_Example], labelled: bool) -> set[str]:
@@ -176,28 +260,29 @@ def _folder_of(example: _Example) -> str | None:
     return example.name.rpartition("/")[0].rpartition("/")[2] or None
 
 
-def _read_archive(archive: Container, params: WriteParams) -> Iterator[_Example]:
-    """Yield the images of an archive.
+def _read_archive(archive: Container, params: WriteParams) -> _Archive:
+    """Read the names, places and labels of the images in an archive.
 
     Raises:
         InputError: If the archive is damaged, compressed or not a tar archive, or a file name in it is not UTF-8.
     """
-    group = _Group("", archive.path, params)
+    groups: list[_Group] = []
     try:
         with storage.open_file(archive.path) as file, tarfile.open(fileobj=file, mode="r:") as members:
+            files = _Files(archive, file)
             for member in members:
                 folder, _, name = member.name.removeprefix("./").rpartition("/")
-                if not member.isfile() or storage.is_hidden(name):
+                is_link = member.islnk() or member.issym()
+                if not (member.isfile() or is_link) or storage.is_hidden(name):
                     continue
                 member.name.encode()  # Python reads the bytes of a name that is not UTF-8 as lone surrogates.
-                if member.issparse() or not 0 <= member.size <= archive.num_bytes - member.offset_data:
-                    raise tarfile.ReadError(f"an incomplete {member.name!r}, which should have {member.size:,} bytes")
+                member.linkname.encode()
+                files.add(member)
                 stem, _, suffix = name.partition(".")
                 stem = f"{folder}/{stem}" if folder else stem
-                if stem != group.stem:
-                    yield from group.examples()
-                    group = _Group(stem, archive.path, params)
-                group.add(member, suffix.lower(), members)
+                if not groups or stem != groups[-1].stem:
+                    groups.append(_Group(stem, archive.path, params))
+                groups[-1].add(member, suffix.lower(), files)
             file.seek(members.offset)
             if len(file.read(tarfile.BLOCKSIZE)) < tarfile.BLOCKSIZE:  # An archive ends with empty blocks.
                 raise tarfile.ReadError("unexpected end of data")
@@ -213,7 +298,59 @@ def _read_archive(archive: Container, params: WriteParams) -> Iterator[_Example]
             f"Cannot read {archive.path}: expected a complete tar archive that is not compressed, received {error}. "
             "Create the archive again, or decompress it with gunzip."
         ) from error
-    yield from group.examples()
+    return _Archive(
+        [example for group in groups for example in group.examples(files)],
+        [name for group in groups for name in group.alone],
+    )
+
+
+class _Files:
+    """The files of an archive by name, so that links to them can be followed.
+
+    Args:
+        archive: The archive.
+        file: The archive, opened.
+    """
+
+    def __init__(self, archive: Container, file: BinaryIO) -> None:
+        self._archive = archive
+        self._file = file
+        self._spans: dict[str, Span] = {}
+        self._links: dict[str, str] = {}
+
+    def add(self, member: tarfile.TarInfo) -> None:
+        """Add a file or a link.
+
+        Raises:
+            tarfile.ReadError: If the archive ends in the file.
+        """
+        name = posixpath.normpath(member.name)
+        if member.issym():
+            self._links[name] = posixpath.normpath(posixpath.join(posixpath.dirname(name), member.linkname))
+        elif member.islnk():
+            self._links[name] = posixpath.normpath(member.linkname)
+        else:
+            if member.issparse() or not 0 <= member.size <= self._archive.num_bytes - member.offset_data:
+                raise tarfile.ReadError(f"an incomplete {member.name!r}, which should have {member.size:,} bytes")
+            self._spans[name] = Span(self._archive.path, member.offset_data, member.size)
+
+    def find(self, name: str) -> tuple[Span, str]:
+        """Return the place of a file, and the name of the file that it is a link to, or an empty string.
+
+        The place is empty if this file is not in the archive, or not in the part of it that has been read.
+        """
+        name = posixpath.normpath(name)
+        seen = {name}
+        target = name
+        while (following := self._links.get(target)) and following not in seen:  # Links may form a circle.
+            target = following
+            seen.add(target)
+        return self._spans.get(target, Span(self._archive.path, 0, 0)), self._links.get(name, "")
+
+    def read(self, span: Span) -> bytes:
+        """Return the content of a file."""
+        self._file.seek(span.offset)
+        return self._file.read(span.num_bytes)
 
 
 class _Group:
@@ -223,18 +360,24 @@ class _Group:
         self.stem = stem
         self._path = path
         self._params = params
-        self._images: list[tuple[str, Span]] = []
+        self._images: list[str] = []
+        self._label_files: list[str] = []
         self._label: Any = None
         self._kept: dict[str, Any] = {}
+        self._fields: tuple[str, ...] = ()
 
-    def add(self, member: tarfile.TarInfo, suffix: str, members: tarfile.TarFile) -> None:
-        """Add a file of the open archive `members`. Files that are neither images nor labels are ignored."""
-        if has_image_suffix(member.name):
-            name = member.name.removeprefix("./")
-            self._images.append((name, Span(self._path, member.offset_data, member.size)))
-        elif suffix in (*_CLASS_SUFFIXES, "json") and member.size <= _MOST_FACTS_BYTES:
-            content: Any = members.extractfile(member)
-            label = self._read_label(suffix, content.read())
+    def add(self, member: tarfile.TarInfo, suffix: str, files: _Files) -> None:
+        """Add a file. Files that are neither images nor labels are ignored."""
+        name = member.name.removeprefix("./")
+        if has_image_suffix(name):
+            self._images.append(name)
+        elif suffix in (*_CLASS_SUFFIXES, "json"):
+            span, _ = files.find(name)
+            if span.num_bytes > _MOST_FACTS_BYTES:
+                return
+            label = self._read_label(suffix, files.read(span))
+            if label is not None:
+                self._label_files.append(name)
             if label is not None and (suffix != "txt" or self._label is None):
                 self._label = label
 
@@ -250,12 +393,20 @@ class _Group:
             wanted = {"id": "id", **self._params.columns, **{name: name for name in self._params.slice_columns}}
             self._kept |= {name: facts[field] for name, field in wanted.items() if field in facts}
             name = self._params.columns.get("label") or find_column("label", list(facts))
+            if name not in facts:
+                self._fields = tuple(facts)
             return facts.get(name)
 
-    def examples(self) -> Iterator[_Example]:
+    @property
+    def alone(self) -> list[str]:
+        """Names of the label files, if there is no image next to them."""
+        return [] if self._images else self._label_files
+
+    def examples(self, files: _Files) -> Iterator[_Example]:
         """Yield each image of the group with the label from the label file, or with None without a label file."""
-        for name, span in self._images:
-            yield _Example(name, span, self._label, self._kept)
+        for name in self._images:
+            span, link = files.find(name)
+            yield _Example(name, span, self._label, self._kept, self._fields, link)
 
 
 SOURCE = Source("webdataset:GLOB", list_webdataset, suffixes=(".tar",), takes=("columns", "split_files"))

@@ -205,10 +205,10 @@ def test_a_thousand_names_of_all_unicode_blocks_are_a_thousand_classes(kind, tmp
 
 def test_pages_and_terminals_show_no_control_of_a_name(tmp_path):
     names = _names_of_all_blocks(1000, _is_usable("folders"))
-    source = _csv(tmp_path, names * 2)
+    source = _csv(tmp_path, names * 3)
     done = tpu_pipelines_here("init", source, "--output", str(tmp_path / "made"), "--name", "made")
     assert done.returncode == 0, done.stderr
-    write_records(WriteParams(source, num_workers=1, join_copies=False, stratify=False), tmp_path / "records")
+    write_records(WriteParams(source, num_workers=1, join_copies=False), tmp_path / "records")
     page = html.unescape((tmp_path / "records" / "data.html").read_text())
     shown = (done.stdout, done.stderr, (tmp_path / "made" / "made.yaml").read_text(), page)
     controls = set(
@@ -385,6 +385,18 @@ def test_an_example_without_a_split_is_set_aside(tmp_path):
 def test_labels_that_are_separated_by_other_characters_are_noticed(kind, cells, tmp_path):
     with pytest.raises(InputError, match=r"Expected '\|' between the labels in a cell, received "):
         list_examples(WriteParams(_SOURCES[kind](tmp_path, cells * 4), task="multi_label"))
+
+
+@pytest.mark.parametrize("cell", ["cat,dog", "cat;dog", "cat / dog", "dog & cat"])
+def test_another_separator_beside_the_right_one_is_noticed(cell, tmp_path):
+    with pytest.raises(InputError, match=rf"Expected '\|' between the labels in a cell, received '{re.escape(cell)}'"):
+        list_examples(WriteParams(_csv(tmp_path, ["cat|dog", "dog", "cat", cell] * 4), task="multi_label"))
+
+
+def test_a_label_with_a_comma_of_its_own_stays_whole_beside_the_right_separator(tmp_path):
+    cells = ["home|toys", "garden, outdoors|toys", "garden", "home"] * 4
+    listing = list_examples(WriteParams(_csv(tmp_path, cells), task="multi_label"))
+    assert listing.class_names == ("garden", "garden, outdoors", "home", "toys")
 
 
 def test_single_labels_with_spaces_are_not_taken_for_several(tmp_path):

@@ -1,5 +1,7 @@
 """Images in Parquet files: their bytes, or only their paths."""
 
+import json
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -87,3 +89,37 @@ def test_a_categorical_column_of_many_categories_is_not_taken_for_a_bomb(tmp_pat
     table = pa.table({"text": [f"text {i % 100}" for i in range(count)], "label": ["a", "b"] * (count // 2), "id": ids})
     pq.write_table(table, tmp_path / "a.parquet")
     assert len(list_examples(WriteParams(f"parquet:{tmp_path}")).keys) == count
+
+
+def _write_classes(path, names, labels, texts):
+    table = pa.table({"text": texts, "label": labels})
+    if names:
+        feature = {"label": {"names": names, "_type": "ClassLabel"}}
+        table = table.replace_schema_metadata({b"huggingface": json.dumps({"info": {"features": feature}}).encode()})
+    pq.write_table(table, path)
+
+
+def test_the_class_indices_of_a_file_have_the_names_of_this_file(tmp_path):
+    """As `class_encode_column` writes them if a class is missing in a split."""
+    for i, names in enumerate((["bird", "cat", "dog"], ["cat", "dog"])):
+        texts = [f"a {name} in file {i}, number {n}" for name in names for n in range(3)]
+        labels = [names.index(name) for name in names for _ in range(3)]
+        _write_classes(tmp_path / f"{i}.parquet", names, labels, texts)
+    listing = list_examples(WriteParams(f"parquet:{tmp_path}"))
+    assert listing.class_names == ("bird", "cat", "dog")
+    names = [listing.class_names[label] for label in listing.labels.tolist()]
+    assert names == [bytes(listing.read(i)).split()[1].decode() for i in range(len(names))]
+
+
+@pytest.mark.parametrize(
+    ("second", "class_names", "message"),
+    [
+        (None, (), r"1.parquet are numbers without names, but the metadata of other files name the classes: 'a', 'b'"),
+        (["b", "a"], ("0", "1"), r"0.parquet have different names, so the numbers in data.class_names do not say"),
+    ],
+)
+def test_class_indices_that_may_mean_other_classes_in_another_file_are_refused(tmp_path, second, class_names, message):
+    for i, names in enumerate((["a", "b"], second)):
+        _write_classes(tmp_path / f"{i}.parquet", names, [0, 1] * 10, [f"{i} {n}" for n in range(20)])
+    with pytest.raises(InputError, match=message):
+        list_examples(WriteParams(f"parquet:{tmp_path}", class_names=class_names))
