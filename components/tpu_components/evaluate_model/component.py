@@ -61,7 +61,7 @@ def evaluate_model(
             better. Both are tested with the confidence level `confidence`. With a margin above 0 and a registry, the
             model is also compared with the best model that was ever promoted. In a configuration, the default is 0 for
             the main metric of the task: accuracy, micro_f1 of multi-label data, r2 of a regression, bits_per_character
-            of a language model.
+            of a language model. The component's default, {"accuracy": 0.0}, stands for this metric.
         confidence: Confidence level of the comparison with the champion, at least 0.5. With 0.95, at most about 5% of
             the models that are not better are promoted. If there is a margin, this applies to models that are worse by
             the margin. With 0.5, there is no significance test: the measured values are compared, and a tie is

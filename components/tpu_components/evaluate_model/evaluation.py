@@ -61,6 +61,7 @@ def evaluate_model(
     storage.require_output(output, EVALUATION_FILE)
     manifest = Manifest.load(records_dir)
     manifest.split(params.split)
+    params = params.of_task(manifest.task)
     check_slices(params, manifest, records_dir)
     info = load_matching_info(model_dir, manifest, "model")
     digest = model_digest(model_dir)

@@ -10,7 +10,7 @@ from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.base.names import as_nfc
 from tpu_components.core.base.typed_values import Amount, NotNegative, Positive, Range, Share, check_fields
 from tpu_components.core.examples.artifacts import SPLITS, TEST
-from tpu_components.core.examples.interface import LANGUAGE_MODEL, REGRESSION
+from tpu_components.core.examples.interface import LANGUAGE_MODEL, REGRESSION, TASKS
 from tpu_components.core.machines.device import ACCELERATORS, BACKENDS
 from tpu_components.core.metrics.definitions import (
     BY_NAME,
@@ -47,7 +47,7 @@ class EvaluateParams:
             better. Both are tested with the confidence level `confidence`. With a margin above 0 and a registry, the
             model is also compared with the best model that was ever promoted. In a configuration, the default is 0 for
             the main metric of the task: accuracy, micro_f1 of multi-label data, r2 of a regression, bits_per_character
-            of a language model.
+            of a language model. The component's default, {"accuracy": 0.0}, stands for this metric.
         confidence: Confidence level of the comparison with the champion, at least 0.5. With 0.95, at most about 5% of
             the models that are not better are promoted. If there is a margin, this applies to models that are worse by
             the margin. With 0.5, there is no significance test: the measured values are compared, and a tie is
@@ -114,6 +114,11 @@ class EvaluateParams:
                 if value > most:
                     advice = f" Did you mean {value / 100:g}?" if value <= 100 else ""
                     raise InputError(f"{name}.{metric} cannot be above {most:g}. Received: {value!r}.{advice}")
+
+    def of_task(self, task: str) -> "EvaluateParams":
+        """Return the parameters, with the main metric of the task if `max_regression` has its default."""
+        is_default = self.max_regression == {"accuracy": 0.0} and "accuracy" not in task_metrics(task)
+        return dataclasses.replace(self, max_regression={TASKS[task].judged: 0.0}) if is_default else self
 
     def check_task(self, task: str, measured: Mapping[str, int | None] = {}) -> None:
         """Check that the rules of the gate match a task.

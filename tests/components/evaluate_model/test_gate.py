@@ -249,7 +249,7 @@ def test_a_figure_that_is_not_defined_fails_the_gate_that_asks_for_it():
     ("changes", "task", "message"),
     [
         (
-            {},
+            {"max_regression": {"accuracy": 0.1}},
             "multi_label",
             "'accuracy' in max_regression is not a metric of the task multi_label: expected one of micro_f1",
         ),
@@ -335,3 +335,18 @@ def test_a_bound_offers_only_metrics_that_can_have_it():
         EvaluateParams(maximum={"los": 0.9}).check_task("classification")
     with pytest.raises(InputError, match=r"Did you mean 'loss'\? This metric can only have a maximum\."):
         EvaluateParams(minimum={"los": 0.9}).check_task("classification")
+
+
+@pytest.mark.parametrize(
+    ("changes", "task", "rules"),
+    [
+        ({}, "classification", {"accuracy": 0.0}),
+        ({}, "multi_label", {"micro_f1": 0.0}),
+        ({}, "regression", {"r2": 0.0}),
+        ({"max_regression": {}}, "regression", {}),
+        ({"max_regression": {"accuracy": 0.1}}, "regression", {"accuracy": 0.1}),
+    ],
+)
+def test_the_default_rule_is_about_the_main_metric_of_the_task(changes, task, rules):
+    """Also if the component is used alone, without a configuration."""
+    assert EvaluateParams(**changes).of_task(task).max_regression == rules
