@@ -102,6 +102,9 @@ def test_predict_takes_texts_files_folders_lines_and_columns(exported_reviews, t
     assert list(answers(lines)) == [str(lines)]
     table = tmp_path / "table.csv"
     assert answers(table, column="review") == {f"{table}[0]": "pos", f"{table}[1]": "neg"}
+    tabs = tmp_path / "table.tsv"
+    tabs.write_text(table.read_text().replace(",", "\t", 1).replace('1,"', '1\t"').replace("2,", "2\t"))
+    assert answers(tabs, column="review") == {f"{tabs}[0]": "pos", f"{tabs}[1]": "neg"}
     dialect = tmp_path / "dialect.csv"
     dialect.write_bytes('sep=;\r;review;\r1;"lovely; superb";\r2;dull;\r'.encode("utf-16"))
     assert answers(dialect, column="review") == {f"{dialect}[0]": "pos", f"{dialect}[1]": "neg"}

@@ -33,7 +33,8 @@ from tpu_components.serving.exported import BATCH_SIZE, PromptReader, load_model
 from tpu_components.serving.instances import parse_line
 
 _ARRAY_SUFFIXES = (".npy", ".npz")
-_TEXT_SUFFIXES = (".txt", ".csv")
+_TABLE_SUFFIXES = (".csv", ".tsv")
+_TEXT_SUFFIXES = (".txt", *_TABLE_SUFFIXES)
 _STDIN = "-"
 _PREDICTED = {CLASSIFICATION: "classes", MULTI_LABEL: "labels", REGRESSION: "values"}
 
@@ -133,12 +134,12 @@ def predict_inputs(
         export_dir: Folder that export_model wrote.
         inputs: For a model of images: image files, folders of them, or .npy/.npz files of uint8[N, height, width(,
             channels)] arrays; arrays of labels (`y_test` next to `x_test`) are ignored, and images of another size are
-            resized. For a model of texts: files, folders of them, .csv files, .npy/.npz files of str[N], or texts. `-`
-            reads stdin.
+            resized. For a model of texts: files, folders of them, .csv and .tsv files, .npy/.npz files of str[N], or
+            texts. `-` reads stdin.
         top: Number of classes to return. Labels and regression values are always all returned.
         use_int8: Use the int8 model instead of the float model.
         lines: Whether a text file contains one text per line, instead of a single text.
-        column: Text column of .csv files.
+        column: Text column of .csv and .tsv files.
 
     Raises:
         InputError: If the export or an input cannot be read, or an array has the wrong shape or type. Unreadable files
@@ -273,7 +274,7 @@ def _read_texts(path: str, reader: Tokenizer, lines: bool, column: str) -> _Name
 
     A name is the path, with an index if a file has several texts.
     """
-    if path.lower().endswith(".csv"):
+    if path.lower().endswith(_TABLE_SUFFIXES):
         texts = _read_column(path, column)
     elif path.lower().endswith(_ARRAY_SUFFIXES):
         texts = []

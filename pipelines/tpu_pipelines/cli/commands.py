@@ -244,8 +244,8 @@ COMMANDS = (
                 metavar="INPUT",
                 help=(
                     "image files, folders of image files, or .npy/.npz arrays. For a text model: text files, "
-                    "folders of text files, .csv files, .npy/.npz arrays of strings, or texts. - reads stdin: an "
-                    "image, or one instance per line, as a text or as JSON in the format of the server"
+                    "folders of text files, .csv and .tsv files, .npy/.npz arrays of strings, or texts. - reads stdin: "
+                    "an image, or one instance per line, as a text or as JSON in the format of the server"
                 ),
             ),
             argument(
@@ -257,7 +257,7 @@ COMMANDS = (
                 "Unreadable examples are listed with the reason in a file next to it",
             ),
             flag("--lines", "files have one text per line"),
-            argument("--column", default="text", metavar="NAME", help="column of a .csv file (default: text)"),
+            argument("--column", default="text", metavar="NAME", help="column of a .csv or .tsv file (default: text)"),
             typed(
                 "--columns",
                 Mapping[str, str],

@@ -215,7 +215,8 @@ def read_numbers(values: np.ndarray, names: Sequence[str], where: Sequence[str],
     An example with a NaN is in `unusable`. `what` is the first sentence of the error message: `TARGETS` or `WEIGHTS`.
 
     Raises:
-        InputError: If a number is not finite as float32, or a weight is negative.
+        InputError: If a number is not finite as float32, a weight is negative, or different targets are equal as
+            float32.
     """
     is_missing = np.isnan(values)
     with np.errstate(over="ignore"):
@@ -227,6 +228,13 @@ def read_numbers(values: np.ndarray, names: Sequence[str], where: Sequence[str],
             f"{what}. Received: {values[row, column]} in {names[column]!r} at {where[row]}, which is the first of "
             f"{len(bad)} such values. Correct or remove these examples."
         )
+    for name, exact, rounded in zip(names, values.T, stored.T, strict=True) if what == TARGETS else ():
+        known = ~np.isnan(exact)
+        if known.any() and np.ptp(exact[known]) and not np.ptp(rounded[known]):
+            raise InputError(
+                f"The values of {name!r} differ by less than float32 can represent: all become {rounded[known][0]:g}. "
+                "Subtract a constant from the column."
+            )
     unusable = {
         row: " and ".join(f"{names[column]!r} is missing" for column in np.flatnonzero(is_missing[row]).tolist())
         for row in np.flatnonzero(is_missing.any(axis=1)).tolist()

@@ -7,7 +7,7 @@ from tests.components.create_tfrecords.engines.cases import same_files
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import Manifest
-from tpu_components.core.sources.targets import describe_targets
+from tpu_components.core.sources.targets import describe_targets, read_numbers
 from tpu_components.create_tfrecords import WriteParams, plan_dataset, write_records
 
 _IMAGES = np.random.default_rng(0).integers(0, 256, (60, 4, 4), np.uint8)
@@ -246,3 +246,11 @@ def test_a_source_of_classes_alone_is_refused_for_other_tasks(source):
         match=r"'regression' requires a csv:, .* source. Received: .*List the files",
     ):
         plan_dataset(WriteParams(source, task="regression"))
+
+
+def test_targets_that_differ_too_little_for_float32_are_refused():
+    values = np.array([[1.7e9], [1.7e9 + 1], [np.nan]])
+    with pytest.raises(
+        InputError, match=r"values of 'time' differ by less than float32 can represent: all become 1.7e\+09"
+    ):
+        read_numbers(values, ("time",), ("a", "b", "c"))
