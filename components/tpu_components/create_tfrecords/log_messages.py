@@ -161,7 +161,7 @@ def check_budget(plan: DatasetPlan, manifest: Manifest) -> None:
 
 
 def check_classes(plan: DatasetPlan, manifest: Manifest) -> None:
-    """Check that every class of a classification has training examples. For multi-label data, warn of other classes.
+    """Check that every class has training examples. For multi-label data, only warn about labels without any.
 
     Raises:
         InputError: If a class has no training examples, and `class_names` does not list the classes.
@@ -176,4 +176,4 @@ def check_classes(plan: DatasetPlan, manifest: Manifest) -> None:
         )
         require_trained(plan.params, plan.listing, counts, reason)
     elif lacking := [name for name, count in zip(manifest.class_names, counts, strict=True) if not count]:
-        progress.say(STEP, f"warning: no training example has the label {quoted(lacking)}")
+        progress.say(STEP, f"warning: these labels have no training examples: {quoted(lacking)}")

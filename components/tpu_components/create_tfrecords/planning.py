@@ -148,8 +148,9 @@ def require_trained(params: WriteParams, listing: Listing, counts: Sequence[int]
     if lacking and not params.class_names:
         listed = ", ".join(f"{name!r} (of {count:,} examples)" for name, count in list(lacking.items())[:_SHOWN])
         raise InputError(
-            f"Classes of {params.source!r} without training examples: {listed}{' …' if len(lacking) > _SHOWN else ''}. "
-            f"{reason} Add examples of these classes, or list the classes in data.class_names."
+            f"Some classes of {params.source!r} have no training examples: {listed}"
+            f"{' …' if len(lacking) > _SHOWN else ''}. {reason} Add examples of these classes. To keep the classes "
+            "without training examples, list all classes in data.class_names."
         )
 
 
@@ -207,7 +208,7 @@ def plan_dataset(params: WriteParams, listing: Listing | None = None, data_versi
     _check_training(params, listing, by_split[TRAIN])
     if params.task == CLASSIFICATION:
         counts = np.bincount(listing.labels[by_split[TRAIN]], minlength=len(listing.class_names))
-        reason = f"The examples are divided by this rule: {rule}. Another data.seed divides them in another way."
+        reason = f"Examples are split by this rule: {rule}. A different data.seed gives a different split."
         require_trained(params, listing, counts.tolist(), reason)
     return DatasetPlan(
         params, listing, {name: indices for name, indices in by_split.items() if len(indices)}, rule, whole=order

@@ -44,10 +44,11 @@ class EvaluateParams:
         minimum: Lowest allowed value of each metric for which higher is better, such as {"accuracy": 0.97}.
         maximum: Highest allowed value of each metric for which lower is better, such as {"loss": 0.5}.
         max_regression: Margin by which each metric may be worse than the champion's. With 0, the metric has to be
-            better. Both are tested with the confidence level `confidence`. With a margin above 0 and a registry, the
-            model is also compared with the best model that was ever promoted. In a configuration, the default is 0 for
-            the main metric of the task: accuracy, micro_f1 of multi-label data, r2 of a regression, bits_per_character
-            of a language model. The component's default, {"accuracy": 0.0}, stands for this metric.
+            better. Both rules are tested at the confidence level `confidence`. With a margin above 0 and a registry,
+            the model is also compared with the best model that was ever promoted. In a configuration, the default is 0
+            for the main metric of the task: accuracy, micro_f1 of multi-label data, r2 of a regression,
+            bits_per_character of a language model. For a task without accuracy, this metric also replaces the
+            component's default, {"accuracy": 0.0}.
         confidence: Confidence level of the comparison with the champion, at least 0.5. With 0.95, at most about 5% of
             the models that are not better are promoted. If there is a margin, this applies to models that are worse by
             the margin. With 0.5, there is no significance test: the measured values are compared, and a tie is
@@ -116,7 +117,7 @@ class EvaluateParams:
                     raise InputError(f"{name}.{metric} cannot be above {most:g}. Received: {value!r}.{advice}")
 
     def of_task(self, task: str) -> "EvaluateParams":
-        """Return the parameters, with the main metric of the task if `max_regression` has its default."""
+        """Return a copy whose default `max_regression` uses the main metric of the task."""
         is_default = self.max_regression == {"accuracy": 0.0} and "accuracy" not in task_metrics(task)
         return dataclasses.replace(self, max_regression={TASKS[task].judged: 0.0}) if is_default else self
 

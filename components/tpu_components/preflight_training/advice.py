@@ -62,8 +62,8 @@ class Adviser:
         report = self.report
         if report.verdict == DOES_NOT_COMPILE:
             return (
-                "Replace the operations that the reason names with operations of keras.ops that have fixed shapes, or "
-                f"train on a GPU or CPU{self._prices()}."
+                "Replace the operations named above, or the calls of NumPy, with operations of keras.ops that have "
+                f"static shapes, or train on a GPU or CPU{self._prices()}."
             )
         if report.verdict != DOES_NOT_FIT:
             return "Nothing is known about this program on this machine. See the reason."

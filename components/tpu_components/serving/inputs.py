@@ -135,7 +135,7 @@ def predict_inputs(
         inputs: For a model of images: image files, folders of them, or .npy/.npz files of uint8[N, height, width(,
             channels)] arrays; arrays of labels (`y_test` next to `x_test`) are ignored, and images of another size are
             resized. For a model of texts: files, folders of them, .csv and .tsv files, .npy/.npz files of str[N], or
-            texts. `-` reads stdin.
+            strings. `-` reads stdin.
         top: Number of classes to return. Labels and regression values are always all returned.
         use_int8: Use the int8 model instead of the float model.
         lines: Whether a text file contains one text per line, instead of a single text.

@@ -311,6 +311,11 @@ def _check_pixels(nested: list[Any], image_shape: tuple[int, int, int]) -> np.nd
     odd = numbers[(numbers < 0) | (numbers > 255) | (numbers != np.trunc(numbers))]
     if odd.size:
         raise InputError(f"{expected}. Received: {odd[0]}. Do not scale the pixels, because the model scales them.")
+    if numbers.dtype.kind == "f" and numbers.max() == 1:  # Probably black and white, scaled to [0, 1].
+        raise InputError(
+            f"{expected}. Received: only 0.0 and 1.0. If the pixels are scaled, multiply them by 255. Otherwise, send "
+            "them as 0 and 1."
+        )
     return numbers.astype(np.uint8).reshape(image_shape)
 
 

@@ -409,10 +409,10 @@ def test_numbers_of_a_german_spreadsheet_have_a_decimal_comma(tmp_path):
     [
         (
             ["1,250", "950", "12,300"],
-            "whether '1,250' in 'label' of .* is a number with a fraction or with a separator",
+            "'1,250' in 'label' of .* is ambiguous: ',' may be a decimal separator or separate thousands",
         ),
-        (["1.250", "950", "12.300"], "whether '1.250' in 'label' of"),
-        (["-1,250", "2,500,000"], "every ',' in the column is followed by three digits"),
+        (["1.250", "950", "12.300"], r"'1\.250' in 'label' of .* is ambiguous"),
+        (["-1,250", "2,500,000"], "because three digits follow every ',' in the column"),
         (["1.25", "950,5", "12.300"], "decimal comma and others a decimal point, such as '950,5' and '1.25'"),
     ],
 )
@@ -432,7 +432,7 @@ def test_numbers_with_a_fraction_of_three_digits_stay_as_they_are(tmp_path, numb
 
 def test_class_numbers_that_may_be_thousands_are_refused(tmp_path):
     rows = "".join(f"text {i};{label}\n" for i, label in enumerate(["1", "10", "100", "1.000"] * 10))
-    with pytest.raises(InputError, match=r"whether '1\.000' in the labels of"):
+    with pytest.raises(InputError, match=r"'1\.000' in the labels of .* is ambiguous"):
         list_examples(WriteParams(_csv(tmp_path, f"text;label\n{rows}")))
 
 
@@ -441,7 +441,9 @@ def test_class_numbers_that_may_be_thousands_are_refused(tmp_path):
 def test_a_column_of_0_and_1_with_an_unknown_value_is_refused(tmp_path, cell, task):
     rows = "".join(f"text {i},{int(i % 2 == 0)},{int(i % 2)},0\n" for i in range(20))
     source = _csv(tmp_path, f"text,toxic,obscene,insult\n{rows}odd,{cell},0,1\n")
-    with pytest.raises(InputError, match=rf"column 'toxic' of .* contains 0 and 1, but '{re.escape(cell)}' in line 22"):
+    with pytest.raises(
+        InputError, match=rf"column 'toxic' of .* only 0 and 1 .*, but line 22 contains '{re.escape(cell)}'"
+    ):
         list_examples(WriteParams(source, task=task))
 
 
@@ -473,7 +475,10 @@ def test_folders_that_look_like_splits_are_no_classes(tmp_path, names):
             for i in range(3):
                 (tmp_path / name / animal).mkdir(parents=True, exist_ok=True)
                 (tmp_path / name / animal / f"{i}.txt").write_text(f"{name} {animal} {i}")
-    with pytest.raises(InputError, match=r"look like splits, not classes: each contains 'cat', 'dog'\. Rename them to"):
+    with pytest.raises(
+        InputError,
+        match=r"look like splits, not classes: each contains 'cat', 'dog'\. Rename '\w+' to '(train|test|val)",
+    ):
         list_examples(WriteParams(f"text:{tmp_path}"))
     listing = list_examples(WriteParams(f"text:{tmp_path}", class_names=tuple(sorted(names))))
     assert listing.class_names == tuple(sorted(names))
@@ -646,7 +651,9 @@ def test_numbers_of_classes_get_the_names_in_order(tmp_path):
     assert (listing.class_names, listing.labels.tolist()) == (("dog", "cat"), [0, 1] * 10)
     assert _plan(source, class_names=("1", "0")).listing.labels.tolist() == [1, 0] * 10
     stars = _npz(tmp_path, x=_images(20), y=np.arange(20) % 4 + 1)
-    with pytest.raises(InputError, match=r"label 1 in .* is the class '1' or number 1 of the classes, .* is '2'\."):
+    with pytest.raises(
+        InputError, match=r"label 1 in .* ambiguous: it may be the class '1', or the class at index 1, which is '2'\."
+    ):
         _plan(stars, class_names=tuple("12345"))
     source = _npz(tmp_path, x=_images(20), y=np.arange(20) % 2)
     with pytest.raises(

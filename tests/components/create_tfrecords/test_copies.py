@@ -246,7 +246,7 @@ def test_a_class_that_loses_all_training_examples_is_refused(tmp_path):
     rows += [f"text number {i} of {name},{name},{name}{i}" for name in ("ham", "spam") for i in range(20)]
     (tmp_path / "t.csv").write_text("\n".join(["text,label,id", *rows]) + "\n")
     source = f"csv:{tmp_path}/t.csv"
-    message = r"without training examples: 'suspended' \(of 15 examples\)\. Copies of test and validation examples"
+    message = r"have no training examples: 'suspended' \(of 15 examples\)\. Copies of test and validation examples"
     with pytest.raises(InputError, match=message):
         write_records(WriteParams(source, num_workers=1), tmp_path / "out")
     named = WriteParams(source, num_workers=1, class_names=("ham", "spam", "suspended"))

@@ -234,6 +234,6 @@ def test_a_class_whose_groups_are_all_held_out_is_refused(tmp_path):
     rows = [f"text {i} of {name},{name},patient {name}" for name in "abcdef" for i in range(20)]
     (tmp_path / "t.csv").write_text("\n".join(["text,label,patient", *rows]) + "\n")
     with pytest.raises(
-        InputError, match=r"without training examples: '\w' \(of 20 examples\).* by this rule: .* by group"
+        InputError, match=r"have no training examples: '\w' \(of 20 examples\).* by this rule: .* by group"
     ):
         plan_dataset(WriteParams(f"csv:{tmp_path}/t.csv", group_column="patient"))

@@ -210,7 +210,7 @@ def test_all_that_stands_in_the_way_is_told_at_once():
 def test_a_model_that_does_not_compile_is_not_for_a_tpu():
     words, worth_it = _advise(verdict=DOES_NOT_COMPILE, step=None, epoch=None)
     assert not worth_it
-    assert "fixed shape" in words
+    assert "static shape" in words
 
 
 @pytest.mark.parametrize("verdict", ["crashed", "timed_out", "out_of_memory"])

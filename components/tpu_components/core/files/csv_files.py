@@ -305,13 +305,14 @@ def with_points(cells: Sequence[str], where: str) -> Sequence[str]:
         (['80.50', '1250', '7'], ['80.5', '7'])
     """
     separated = [cell for cell in cells if "," in cell or "." in cell]
-    # Numbers that all have three digits after a point are fractions: thousands also have numbers below 1,000.
+    # If every number has a point, points are decimal: a column with separators of thousands would usually also have
+    # numbers below 1,000.
     for sign in "," if len(separated) == len(cells) else ",.":
         if separated and all(_in_thousands(cell, sign) for cell in separated):
             raise InputError(
-                f"Cannot tell whether {separated[0]!r} in {where} is a number with a fraction or with a separator "
-                f"between thousands: every {sign!r} in the column is followed by three digits. Remove separators "
-                "between thousands. Write a fraction with another number of digits."
+                f"The number {separated[0]!r} in {where} is ambiguous: {sign!r} may be a decimal separator or separate "
+                f"thousands, because three digits follow every {sign!r} in the column. Remove separators of "
+                f"thousands, or write decimals with a fourth digit, such as 1{sign}2500."
             )
     with_comma = next(filter(has_decimal_comma, cells), None)
     if with_comma is None:

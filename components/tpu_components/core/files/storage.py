@@ -151,7 +151,7 @@ def is_hidden(name: str) -> bool:
 
 
 def hidden_folders(root: str) -> list[str]:
-    """Return the names of the folders in a folder that listings leave out because their names begin with a dot.
+    """Return the names of a folder's hidden subfolders, which begin with a dot and which listings skip.
 
     For a folder in a bucket, return an empty list.
     """

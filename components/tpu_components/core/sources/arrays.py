@@ -140,7 +140,7 @@ def _class_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> T
 
 
 def _check_meaning(numbers: np.ndarray, params: WriteParams) -> None:
-    """Check that numbers which are names of some of the classes are not also indices of other classes.
+    """Check that numeric labels cannot be read both as names of classes and as indices of other classes.
 
     Raises:
         InputError: If both readings are possible and differ, as for the labels 1 to 4 and the classes 1 to 5.
@@ -151,9 +151,9 @@ def _check_meaning(numbers: np.ndarray, params: WriteParams) -> None:
     differing = [int(i) for i in indices.tolist() if class_name(text_of(i) or "") != params.class_names[int(i)]]
     if differing:
         raise InputError(
-            f"Cannot tell whether the label {differing[0]} in {params.source!r} is the class {str(differing[0])!r} or "
-            f"number {differing[0]} of the classes, counted from 0, which is {params.class_names[differing[0]]!r}. "
-            "Remove data.class_names to use the numbers as names. Otherwise, name the classes in words."
+            f"The label {differing[0]} in {params.source!r} is ambiguous: it may be the class {str(differing[0])!r}, "
+            f"or the class at index {differing[0]}, which is {params.class_names[differing[0]]!r}. Remove "
+            "data.class_names to use the numbers as names, or list names that are not numbers."
         )
 
 

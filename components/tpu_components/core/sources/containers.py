@@ -85,8 +85,8 @@ def version_of(containers: Sequence[Container]) -> str:
 def splits_of(containers: Sequence[Container], location: str, patterns: Mapping[str, str] = {}) -> list[str] | None:
     """Return the split of each file, from the name of a folder in its path or the first word of its file name.
 
-    A folder may be written `split=NAME`. If no file name begins with a split, any of its words may be one, such as
-    `reviews_train.parquet`, if there are files of the training split and of another one. Return None if no file has a
+    A folder may be written `split=NAME`. If no file name begins with a split, any word in it may name one, as in
+    `reviews_train.parquet`, provided that both the training split and another split occur. Return None if no file has a
     split.
 
     Args:
@@ -113,8 +113,8 @@ def splits_of(containers: Sequence[Container], location: str, patterns: Mapping[
             return None
     if strange := [container.name for container, split in zip(containers, splits, strict=True) if not split]:
         raise InputError(
-            f"Some files in {location} belong to no split: {quoted(strange)}. Expected train, validation or test in "
-            "every file name or as its folder, or in none of the names. Rename or move the files."
+            f"Some files in {location} do not belong to a split: {quoted(strange)}. Expected every file name or folder "
+            "to name a split (train, validation or test), or none. Rename or move these files."
         )
     return [split for split in splits if split]
 

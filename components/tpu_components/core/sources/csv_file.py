@@ -37,7 +37,7 @@ from tpu_components.core.sources.written_paths import find_files
 # What to do with examples in one table and their labels in another.
 JOIN_TABLES = "join them into one file first, for example with pandas.merge(examples, labels, on='id')"
 _EMPTY = frozenset(("",))
-# Values of a column for each label, as pandas writes it, and values that stand for an unknown one.
+# Values in one-hot columns, as pandas writes them, and values that mean "missing".
 _HOT_VALUES = {"0": False, "1": True, "0.0": False, "1.0": True}
 _UNKNOWN_VALUES = MISSING | {"-1", "-1.0", "?"}
 
@@ -298,10 +298,10 @@ def _open_table(location: Location) -> Table:
 
 
 def _find_hot_columns(table: Table, names: Sequence[str]) -> dict[str, int]:
-    """Return {name: place} of the columns with only 0 and 1 among the columns `names`.
+    """Return {name: index} of the one-hot columns among `names`: those with only 0 and 1.
 
     Raises:
-        InputError: If a column has 0, 1 and missing values, or -1 for a value that nobody knows.
+        InputError: If a column has 0, 1 and missing values, or -1 as a missing value.
     """
     seen: dict[str, dict[str, str]] = {name: {} for name in names}  # The first row of each value of each column.
     hot = {name: place for place, name in enumerate(table.columns) if name in seen}
@@ -314,14 +314,16 @@ def _find_hot_columns(table: Table, names: Sequence[str]) -> dict[str, int]:
                 del hot[name]
         if len(hot) < 2:
             return {}
-    found = {name: place for name, place in hot.items() if _HOT_VALUES.keys() & seen[name].keys()}
-    for name in found if len(found) > 1 else ():
+    hot = {name: place for name, place in hot.items() if _HOT_VALUES.keys() & seen[name].keys()}
+    if len(hot) < 2:
+        return {}
+    for name in hot:
         for value in seen[name].keys() - _HOT_VALUES.keys():
             raise InputError(
-                f"The column {name!r} of {table.location} contains 0 and 1, but {value!r} in {seen[name][value]}. To "
-                "use the column as a label, write 0 or 1 in every row. Otherwise, remove the column."
+                f"The column {name!r} of {table.location} must contain only 0 and 1 to be used as a label, but "
+                f"{seen[name][value]} contains {value!r}. Write 0 or 1 in every row, or remove the column."
             )
-    return found if len(found) > 1 else {}
+    return hot
 
 
 def _with_hot_columns(table: Table, params: WriteParams) -> Table:
@@ -330,8 +332,8 @@ def _with_hot_columns(table: Table, params: WriteParams) -> Table:
     Return the table unchanged if it has fewer than two of these columns.
 
     Raises:
-        InputError: If the task is regression, it is classification and a row does not have exactly one 1, or a column
-            has 0, 1 and missing values.
+        InputError: If the task is regression, if a row of a classification does not contain exactly one 1, or if a
+            one-hot column has missing values.
     """
     others = {"path", "text", "split", "id", *params.columns, params.group_column, *params.slice_columns}
     hot = _find_hot_columns(table, [name for name in table.columns if name and name not in others])
@@ -362,7 +364,10 @@ def _with_hot_columns(table: Table, params: WriteParams) -> Table:
             yield number, [*cells, labels if params.task == MULTI_LABEL else labels[0]]
 
     note = f"the columns {names} contain 0 and 1, so each is used as a label. Set data.columns to use another column"
-    columns = [*("" if name in hot else name for name in table.columns), "label"]  # They are not unused.
+    columns = [
+        *("" if name in hot else name for name in table.columns),
+        "label",
+    ]  # Blank names are not reported as unused.
     return dataclasses.replace(table, columns=columns, each_row=each_row, notes=(*table.notes, note))
 
 

@@ -189,24 +189,26 @@ def _list(location: str, files: Iterable[storage.StoredFile]) -> _Listed:
 
 
 def _check_no_splits(folders: Iterable[Sequence[str]], location: str) -> None:
-    """Check that the class folders are not splits with other names, such as `seg_train` and `seg_test`.
+    """Reject class folders that look like splits, such as `seg_train` and `seg_test`.
 
     Raises:
-        InputError: If every folder has the name of a different split as a word in its own name, one of them that of
-            the training split, and they contain at least two folders of the same names.
+        InputError: If each folder name contains a different split, one is the training split, and all share at least
+            two subfolder names.
     """
     inner: dict[str, set[str]] = {}
     for parts in folders:
         inner.setdefault("".join(parts[:1]), set()).update(parts[1:2])
     inner.pop("", None)  # Files above all folders.
-    splits = [split_in_words(name) for name in inner]
-    if None in splits or TRAIN not in splits or not 1 < len(splits) == len(set(splits)):
+    split_of = {name: split for name in sorted(inner) if (split := split_in_words(name))}
+    splits = set(split_of.values())
+    if not len(inner) == len(split_of) == len(splits) > 1 or TRAIN not in splits:
         return
+    pairs = [(repr(name), repr(split)) for name, split in split_of.items()]
     if len(shared := set.intersection(*inner.values())) > 1:
         raise InputError(
             f"The folders {quoted(sorted(inner))} in {location} look like splits, not classes: each contains "
-            f"{quoted(sorted(shared))}. Rename them to {', '.join(sorted(filter(None, splits)))}. If they are classes, "
-            "list them in data.class_names."
+            f"{quoted(sorted(shared))}. Rename {' and '.join(map(' to '.join, pairs))}. If they are classes, list them "
+            "in data.class_names."
         )
 
 

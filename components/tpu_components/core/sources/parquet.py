@@ -348,7 +348,7 @@ def _list_tables(
 def _name_labels(
     name: str, by_file: Sequence[_Columns], files: Sequence[Container], class_names: Sequence[str]
 ) -> tuple[str, ...]:
-    """Replace the class indices in a column by the names in the metadata of their own file, in `by_file`.
+    """Replace the class indices in a column of `by_file` with the names from each file's own metadata.
 
     Args:
         name: Name of the column.
@@ -357,10 +357,11 @@ def _name_labels(
         class_names: The classes that the user lists. If they are numbers, the labels stay numbers.
 
     Returns:
-        The names that occur, in the order of their indices, or () if the metadata of no file have names.
+        The labels that occur: names in the order of their indices, then other texts. () if the metadata of no file have
+        names.
 
     Raises:
-        InputError: If a class index has no name although other files have names, or if it has different names.
+        InputError: If a class index has no name although other files have names, or if files give it different names.
     """
     lists = [read.class_names.get(name) for read in by_file]
     known = [names for names in lists if names]
@@ -369,8 +370,8 @@ def _name_labels(
     if class_names and not any({*map(class_name, names)} & {*class_names} for names in known):
         if odd := next((file for file, names in zip(files, lists, strict=True) if names != lists[0]), None):
             raise InputError(
-                f"The class indices in {name!r} of {odd.path} and of {files[0].path} have different names, so the "
-                f"numbers in data.class_names do not say which classes they are. List the names: {quoted(known[0])}."
+                f"{odd.path} and {files[0].path} do not give the class indices in {name!r} the same names, so numbers "
+                f"in data.class_names are ambiguous. List class names there instead, such as {quoted(known[0])}."
             )
         for read in by_file:
             read.values[name] = [None if value == _WITHHELD else value for value in read.values[name]]
@@ -379,14 +380,17 @@ def _name_labels(
     for read, names, file in zip(by_file, lists, files, strict=True):
         if names:
             read.values[name] = [_named(value, names) for value in read.values[name]]
-        labels = {each for value in read.values[name] for each in (value if isinstance(value, list) else [value])}
-        if not names and any(isinstance(label, int) for label in labels):
-            raise InputError(
-                f"The labels in {name!r} of {file.path} are numbers without names, but the metadata of other files "
-                f"name the classes: {quoted(known[0])}. Write all files with the same features."
-            )
-        occurring |= labels - {None}
-    return tuple(dict.fromkeys(class_name(each) for names in known for each in names if each in occurring))
+        for value in read.values[name]:
+            for label in value if isinstance(value, list) else [value]:
+                if isinstance(label, int):
+                    raise InputError(
+                        f"The labels in {name!r} of {file.path} are numbers without names, but the metadata of other "
+                        f"files names the classes: {quoted(known[0])}. Save all files with the same datasets.Features."
+                    )
+                if isinstance(label, str):
+                    occurring.add(label)
+    ordered = dict.fromkeys(each for names in known for each in names if each in occurring)
+    return tuple(dict.fromkeys(map(class_name, [*ordered, *sorted(occurring - ordered.keys())])))
 
 
 def _has_bytes(kind: Any) -> bool:

@@ -129,7 +129,7 @@ def _names_in(cell: str | tuple[str, ...] | None, missing: Container[str]) -> li
 
 
 def _find_joined_beside(labels: Iterable[str]) -> str | None:
-    """Return a label that other labels form with a separator between them, or None if there is none.
+    """Return a label that consists of other labels joined by a separator, or None.
 
     Example:
         >>> _find_joined_beside(["cat, dog", "dog", "cat"]), _find_joined_beside(["home, garden", "home", "cat"])
@@ -215,7 +215,7 @@ def read_numbers(values: np.ndarray, names: Sequence[str], where: Sequence[str],
     An example with a NaN is in `unusable`. `what` is the first sentence of the error message: `TARGETS` or `WEIGHTS`.
 
     Raises:
-        InputError: If a number is not finite as float32, a weight is negative, or different targets are equal as
+        InputError: If a number is not finite as float32, a weight is negative, or distinct targets become equal as
             float32.
     """
     is_missing = np.isnan(values)
@@ -232,8 +232,8 @@ def read_numbers(values: np.ndarray, names: Sequence[str], where: Sequence[str],
         known = ~np.isnan(exact)
         if known.any() and np.ptp(exact[known]) and not np.ptp(rounded[known]):
             raise InputError(
-                f"The values of {name!r} differ by less than float32 can represent: all become {rounded[known][0]:g}. "
-                "Subtract a constant from the column."
+                f"The values of {name!r} are too close together for float32: all are rounded to {rounded[known][0]:g}. "
+                "Subtract their mean, or another constant, from the column."
             )
     unusable = {
         row: " and ".join(f"{names[column]!r} is missing" for column in np.flatnonzero(is_missing[row]).tolist())

@@ -81,8 +81,8 @@ def list_webdataset(location: Location, params: WriteParams, labelled: bool) -> 
     folders in the archives.
 
     Raises:
-        InputError: If an archive cannot be read or has no images, if a label file is not next to its image, or if only
-            some images have a split.
+        InputError: If an archive cannot be read or has no images, if an image has no label because its label file is
+            not next to it, or if only some images have a split.
     """
     archives = list_containers(location, (".tar",))
     read = list(in_threads(functools.partial(_read_archive, params=params), archives[0].path, archives))
@@ -115,17 +115,17 @@ def list_webdataset(location: Location, params: WriteParams, labelled: bool) -> 
         labels = [example.label for example in examples]
         if alone and None in labels:
             raise InputError(
-                f"Label files without an image next to them in {location}: {quoted(alone)}. Expected the files of an "
-                "example one after the other, with the same name up to the first dot. Create the archive again with "
-                "`tar --sort=name`."
+                f"Some label files in {location} have no image next to them: {quoted(alone)}. Expected the files of "
+                "each example to be adjacent and to share a name up to the first dot. Create the archive again, with "
+                "sorted names."
             )
         if alone:
             notes.append(f"left out {len(alone):,} label files without an image, such as {alone[0]!r}")
         if not has_label_files:
             if fields := sorted({field for example in examples for field in example.fields}):
                 notes.append(
-                    f"the JSON files have no field for the label, but {quoted(fields)}, so the folders are used as "
-                    "classes. Set data.columns={label: …} to use a field"
+                    f"the JSON files have no label field, only {quoted(fields)}, so folder names are used as classes. "
+                    "To use a field, set data.columns={label: …}"
                 )
             labels = [_folder_of(example) for example in examples]
             if not params.class_names:
@@ -188,12 +188,12 @@ def _find_broken(examples: Sequence[_Example]) -> dict[int, str]:
 
 
 def _splits_inside(examples: Sequence[_Example], has_label_files: bool, location: str) -> np.ndarray | None:
-    """Return the split of every image, str[num_examples], from a folder in the archive, or None without such folders.
+    """Return the split of every image, str[num_examples], from its split folder in the archive.
 
-    The folder that names the class of an image is not one that names its split.
+    The class folder of an image is never read as its split. Return None if the archives have no split folder.
 
     Raises:
-        InputError: If only some images are in the folder of a split.
+        InputError: If only some images are in a split folder.
     """
     folders = [example.name.split("/")[: -1 if has_label_files else -2] for example in examples]
     splits = [split_in_folders(names) for names in folders]
@@ -201,8 +201,8 @@ def _splits_inside(examples: Sequence[_Example], has_label_files: bool, location
         return None
     if strange := [example.name for example, split in zip(examples, splits, strict=True) if not split]:
         raise InputError(
-            f"Some images in {location} are in no folder of a split: {quoted(strange)}. Expected all images in folders "
-            "such as train and test, or none. Create the archive again."
+            f"Some images in {location} are not in a split folder: {quoted(strange)}. Expected all images in folders "
+            "such as train/ and test/, or none. Move these images, and create the archive again."
         )
     return np.array(splits)
 
@@ -322,7 +322,7 @@ class _Files:
         """Add a file or a link.
 
         Raises:
-            tarfile.ReadError: If the archive ends in the file.
+            tarfile.ReadError: If the archive ends in the middle of the file, or the file is sparse.
         """
         name = posixpath.normpath(member.name)
         if member.issym():
@@ -330,14 +330,17 @@ class _Files:
         elif member.islnk():
             self._links[name] = posixpath.normpath(member.linkname)
         else:
-            if member.issparse() or not 0 <= member.size <= self._archive.num_bytes - member.offset_data:
+            if member.issparse():
+                raise tarfile.ReadError(f"a sparse file, {member.name!r}")
+            if not 0 <= member.size <= self._archive.num_bytes - member.offset_data:
                 raise tarfile.ReadError(f"an incomplete {member.name!r}, which should have {member.size:,} bytes")
             self._spans[name] = Span(self._archive.path, member.offset_data, member.size)
 
     def find(self, name: str) -> tuple[Span, str]:
-        """Return the place of a file, and the name of the file that it is a link to, or an empty string.
+        """Return the byte range of a file and, if the file is a link, the name of its target.
 
-        The place is empty if this file is not in the archive, or not in the part of it that has been read.
+        The byte range is empty if the target is not in the archive, or not in the part of it that has been read. The
+        name is empty if the file is not a link.
         """
         name = posixpath.normpath(name)
         seen = {name}

@@ -58,7 +58,7 @@ def explain(chain: Sequence[BaseException], text: str, operation: Callable[[], s
     """
     for error in filter(is_data_dependent, chain):
         if type(error).__name__ == _OF_NUMPY:
-            return "NumPy needs the values of an array, but nothing is computed while the step is traced"
+            return "the step passes an array to NumPy, which needs its values; while a step is traced, arrays have none"
         name = operation()
         return (
             "a shape or a branch depends on the data, but a TPU program is fixed when it is compiled: "

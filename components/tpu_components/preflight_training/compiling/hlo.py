@@ -182,8 +182,8 @@ class ProgramCost:
         copied_bytes: Bytes that copies in parallel with the computation move from and to the device's main memory.
         host_bytes: Bytes that copies in parallel with the computation move between the device and its host.
         host_calls: Operations that call the host in every step.
-        unestimated: Kinds of operations, such as `sort`, for which the compiler gives neither cycles nor arithmetic,
-            and whose memory traffic says little about their time.
+        unestimated: Kinds of operations, such as `sort`, for which the compiler reports neither cycles nor FLOPs, and
+            whose time memory traffic does not predict.
     """
 
     layers: Mapping[str, LayerCost]
@@ -422,8 +422,8 @@ class _Program:
     def without_estimate(self, instruction: Instruction, scope: Scope, cost: OperationCost) -> str:
         """Return the kind of an operation whose time is unknown, or an empty string if it can be estimated.
 
-        The time of moved bytes is no estimate for a sort, for one of the compiler's routines, such as a Cholesky
-        decomposition, for a kernel without products, or for rows that are read and written in on-chip memory.
+        Memory traffic alone does not predict the time of a sort, of a routine of the compiler such as a Cholesky
+        decomposition, of a kernel without products, or of rows that are read and written in on-chip memory.
         Operations on few values count as estimated.
         """
         operands = (scope[name] for name in instruction.operands if name in scope)

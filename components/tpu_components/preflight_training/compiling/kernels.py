@@ -24,7 +24,7 @@ _VERSION = "stable_mosaic.version"
 _PRODUCTS = ("tpu.matmul", "vector.contract")
 _EXPONENTIALS = ("math.exp", "math.exp2")
 _LOOPS = ("scf.for", "scf.while")
-# Products of bfloat16 values that make a product of float32 values with `precision="highest"`, as XLA makes it:
+# Number of bfloat16 passes in which XLA computes a product of float32 values with `precision="highest"`:
 # https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision
 _FLOAT32_PASSES = 6
 LANES = 128  # Columns of a vector register: a head of 64 features is as slow as one of 128.
@@ -81,7 +81,8 @@ class KernelWork(NamedTuple):
         steps: Number of steps of the grid in which the kernel computes its products, or of all steps if it has no
             product.
         has_exponentials: Whether the kernel computes exponentials, as attention does between its products.
-        unknown_loops: Number of loops with products whose number of iterations is unknown. One iteration counts.
+        unknown_loops: Number of loops with products whose number of iterations is unknown. Each counts as one
+            iteration.
     """
 
     flops: float = 0.0
@@ -273,11 +274,11 @@ class _Kernel:
 
     @property
     def work(self) -> KernelWork:
-        """The work of all steps of the grid. A function without a grid chooses blocks, and has no steps."""
+        """The work of all steps of the grid. A function without a grid, which selects blocks, has no steps."""
         work = self._work(self.function.operation)
         if not self._bounds:
             return work._replace(steps=0.0)
-        share = min(work.steps, 1.0) if work.flops else 1.0  # Of the steps.
+        share = min(work.steps, 1.0) if work.flops else 1.0  # Share of the steps that compute a product.
         return work._replace(steps=share).times(math.prod(self._grid))
 
     @functools.cached_property

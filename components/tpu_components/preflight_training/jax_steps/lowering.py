@@ -119,7 +119,7 @@ def lower_step(
         args: Positional arguments of the step: arrays, or pytrees of `jax.ShapeDtypeStruct`.
         kwargs: Keyword arguments of the step.
         options: Options of `jax.jit`.
-        generation: The TPU. Pallas chooses the blocks of some kernels by it.
+        generation: The TPU. Pallas uses it to choose block sizes for some kernels.
         default_backend: Value that `jax.default_backend()` returns while the step is traced.
 
     Raises:
@@ -213,13 +213,15 @@ def _order(lowered: Any) -> list[int]:
 
 
 def _mesh_without_axes(generation: Generation) -> Any:
-    """Return an abstract mesh that only says what device a step is traced for, as `pltpu.get_tpu_info` asks."""
+    """Return an abstract mesh that describes only the device, because `pltpu.get_tpu_info` requires it."""
     known: dict[str, Any] = {
         "device_kind": generation.device_kind,
         "num_cores": generation.cores_per_device,
         "platform": TPU,
     }
-    fields = {field.name for field in dataclasses.fields(jax.sharding.AbstractDevice)}  # They depend on the release.
+    fields = {
+        field.name for field in dataclasses.fields(jax.sharding.AbstractDevice)
+    }  # They depend on the release of JAX.
     device = jax.sharding.AbstractDevice(**{name: value for name, value in known.items() if name in fields})
     return jax.sharding.AbstractMesh((), (), abstract_device=device)
 
@@ -293,11 +295,11 @@ def _explain(error: BaseException, step: Any, args: Sequence[Any], kwargs: Mappi
     if any(type(link).__name__ == "TracerArrayConversionError" for link in chain):
         change = "Use jax.numpy."
     elif _PMAP in text:
-        reason = "jax.pmap needs the devices of the machine, which are not there"
-        change = "Use jax.shard_map, or shardings, over tp.mesh(MACHINE, …)."
+        reason = "jax.pmap needs real devices, and preflight runs without them"
+        change = "Use jax.shard_map or sharded arrays with tp.mesh(MACHINE, …)."
     elif _DEVICES in text:
-        reason = "it makes a mesh of the devices of this machine"
-        change = "Use tp.mesh(MACHINE, …), whose devices are those of the TPU slice."
+        reason = "it builds a mesh from this computer's devices, which are too few"
+        change = "Use tp.mesh(MACHINE, …), which has the devices of the TPU slice."
     elif any(map(is_data_dependent, chain)):
         change = "Use jnp.where, jax.lax.cond or jax.lax.while_loop, or name the argument in static_argnums."
     elif _CALLS_HOST in text:
@@ -325,7 +327,7 @@ def _explain(error: BaseException, step: Any, args: Sequence[Any], kwargs: Mappi
 _MOST_SHAPES = 8
 # JAX's error for a callback without a device: https://github.com/jax-ml/jax/blob/main/jax/_src/callback.py
 _CALLS_HOST = "is different from the lowering platform"
-# JAX's error if jax.pmap has fewer devices than its axis is long.
+# JAX's error if the axis of jax.pmap is longer than the number of devices.
 _PMAP = "axis to squeeze out which has size not equal to one"
 _DEVICES = "Number of devices"  # JAX's error if a mesh is larger than the machine.
 _NOT_AN_ARRAY = re.compile(r"value is of type <class '([\w.]+)'> and was passed to the function at path (\w+)")

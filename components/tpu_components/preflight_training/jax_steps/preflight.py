@@ -265,13 +265,13 @@ def _limits(outcome: Outcome, step: StepTime | None, case: StepCase) -> list[str
         notes.append("The compiler has no estimate for any part of this step, so its time is unknown.")
     elif step.guessed_share > MUCH_GUESSED:
         notes.append(
-            f"{percent(step.guessed_share)} of the computation time is derived from the bytes that are moved and the "
-            "rows that are added one by one, because the compiler has no estimate for it."
+            f"{percent(step.guessed_share)} of the computation time is derived from memory traffic and from scatter "
+            "updates (one row at a time), because the compiler has no estimate for it."
         )
     if step is not None and cost.unestimated:
         notes.append(
-            f"The compiler has no estimate for some operations ({', '.join(cost.unestimated)}). Only the bytes that "
-            "they move in main memory count, so the step may take longer."
+            f"The compiler has no estimate for some operations ({', '.join(cost.unestimated)}). Only their traffic in "
+            "main memory is counted, so the step may take longer."
         )
     in_kernels = kernel_share(cost, case.paid.slice.generation)
     if step is not None and in_kernels > MUCH_GUESSED:

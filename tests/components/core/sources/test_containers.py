@@ -28,5 +28,5 @@ def test_folders_and_words_of_file_names_are_splits(names, splits):
 
 def test_a_file_without_a_split_beside_others_is_refused():
     for names in (("train.tar", "test.tar", "more.tar"), ("a_train.tar", "a_test.tar", "a_more.tar")):
-        with pytest.raises(InputError, match=rf"Some files in data belong to no split: '{names[-1]}'"):
+        with pytest.raises(InputError, match=rf"Some files in data do not belong to a split: '{names[-1]}'"):
             _splits(*names)

@@ -114,8 +114,12 @@ def test_the_class_indices_of_a_file_have_the_names_of_this_file(tmp_path):
 @pytest.mark.parametrize(
     ("second", "class_names", "message"),
     [
-        (None, (), r"1.parquet are numbers without names, but the metadata of other files name the classes: 'a', 'b'"),
-        (["b", "a"], ("0", "1"), r"0.parquet have different names, so the numbers in data.class_names do not say"),
+        (None, (), r"1.parquet are numbers without names, but the metadata of other files names the classes: 'a', 'b'"),
+        (
+            ["b", "a"],
+            ("0", "1"),
+            r"0.parquet do not give the class indices in 'label' the same names, so numbers in data.class_names",
+        ),
     ],
 )
 def test_class_indices_that_may_mean_other_classes_in_another_file_are_refused(tmp_path, second, class_names, message):

@@ -71,7 +71,7 @@ def test_label_files_that_are_not_next_to_their_images_are_refused(tmp_path):
     """All images first, then all labels: the folders of the images are no classes."""
     files = _pictures(*(f"site_{'ab'[i % 2]}/{i:03}.png" for i in range(12)))
     files |= {name.replace(".png", ".cls"): str(i % 3).encode() for i, name in enumerate(files)}
-    with pytest.raises(InputError, match=r"Label files without an image next to them .*'site_a/000.cls'"):
+    with pytest.raises(InputError, match=r"label files in .* have no image next to them: 'site_a/000.cls'"):
         list_examples(_archive(tmp_path / "a.tar", files))
 
 
@@ -89,7 +89,7 @@ def test_folders_are_classes_beside_json_without_a_label_only_with_a_note(tmp_pa
     params = _archive(tmp_path / "a.tar", files)
     listing = list_examples(params)
     assert listing.class_names == ("a", "b")
-    assert any("the JSON files have no field for the label, but 'species'" in note for note in listing.notes)
+    assert any("the JSON files have no label field, only 'species'" in note for note in listing.notes)
 
 
 def test_views_of_one_example_stay_in_one_split(tmp_path):
@@ -110,7 +110,7 @@ def test_folders_of_splits_in_an_archive_are_splits(tmp_path):
     listing = list_examples(_archive(tmp_path / "a.tar", _pictures(*names)))
     assert listing.class_names == ("cat", "dog")
     assert listing.splits.tolist() == ["train"] * 8 + ["validation"] * 8
-    with pytest.raises(InputError, match=r"are in no folder of a split: 'more/cat/0.png'"):
+    with pytest.raises(InputError, match=r"are not in a split folder: 'more/cat/0.png'"):
         list_examples(_archive(tmp_path / "a.tar", _pictures(*names, "more/cat/0.png")))
 
 
