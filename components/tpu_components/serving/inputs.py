@@ -1,6 +1,5 @@
 """Predicts a user's files, folders, arrays and texts with an exported model."""
 
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -25,7 +24,7 @@ from tpu_components.core.examples.images import (
 from tpu_components.core.examples.interface import CLASSIFICATION, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION, ImageInput
 from tpu_components.core.examples.text import Tokenizer
 from tpu_components.core.files import storage
-from tpu_components.core.files.csv_files import find_column, open_csv
+from tpu_components.core.files.csv_files import find_column, open_csv, shortened
 from tpu_components.core.files.location import Location
 from tpu_components.core.files.unpacking import read_arrays
 from tpu_components.core.results.export_info import ExportInfo
@@ -242,16 +241,27 @@ def _piped_texts() -> Iterator[str]:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise InputError(f"Cannot read line {number} of stdin: {error}. Expected text in UTF-8.") from error
-        yield _text_of(text)
+        try:
+            yield _text_of(text)
+        except InputError as error:
+            raise InputError(f"Cannot read line {number} of stdin: {error}") from error
 
 
 def _text_of(line: str) -> str:
-    if line.startswith("{"):
-        with contextlib.suppress(ValueError):
-            instance = json.loads(line)
-            if isinstance(instance, dict) and instance.keys() == {"text"} and isinstance(instance["text"], str):
-                return instance["text"]
-    return line
+    """Return the text of a line: the line itself, or the text in a JSON object `{"text": "…"}`.
+
+    Raises:
+        InputError: If the line is another JSON object.
+    """
+    try:
+        instance = json.loads(line) if line.startswith("{") else None
+    except ValueError:  # A text that begins with a brace.
+        return line
+    if instance is None:
+        return line
+    if instance.keys() != {"text"} or not isinstance(instance["text"], str):
+        raise InputError(f'expected a text or {{"text": "…"}}, received the JSON object {shortened(line)!r}.')
+    return str(instance["text"])
 
 
 def _names_a_file(argument: str) -> bool:

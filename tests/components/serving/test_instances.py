@@ -97,6 +97,7 @@ ROW = [0, 1, 2]
         ([ROW, [0, 1]], "Received: lists of different lengths"),
         ([ROW, [0, 1, [2]]], "Received: lists of different lengths"),
         ([ROW, [0, 1, 256]], r"Received: 256\. Do not scale the pixels"),
+        ([[0.0, 1.0, 0.0], [1.0, 1.0, 0.0]], r"Received: only 0\.0 and 1\.0\. If the pixels are scaled"),
         ([ROW, [0, 1, -1]], "Received: -1"),
         ([ROW, [0, 1, 0.5]], r"Received: 0\.5"),
         ([ROW, [0, 1, 1e300]], r"Received: 1e\+300"),
@@ -300,3 +301,9 @@ def test_predictions_of_a_regression_are_numbers_with_names_and_top_is_refused()
         InputError, match=r'"top" applies only to classes. Received: "top": 2 for a model that predicts numbers'
     ):
         render_predictions(model, outputs, 2)
+
+
+def test_an_output_that_json_cannot_write_is_the_inputs_fault():
+    outputs = np.array([[0.5, 0.25, 0.25], [np.nan, 0, 0]], np.float32)
+    with pytest.raises(InputError, match=r"instances\[1\]: the model's output is not a finite number"):
+        render_predictions(MODEL, outputs, None)

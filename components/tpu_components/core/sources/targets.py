@@ -26,6 +26,7 @@ _BRACKETS = ("[]", "{}", "()")  # Around a list, as Python, JSON and PostgreSQL 
 _NO_CLASS = -1
 _FRACTION = re.compile(r"[+-]?[0-9]*\.[0-9]+(?:[eE][+-]?[0-9]+)?")
 _NUMBER = re.compile(r"[+-]?[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|" + _FRACTION.pattern)
+_MOST_ROUNDING = 0.01  # Of the standard deviation.
 TARGETS = "Targets must be finite numbers"
 WEIGHTS = "Weights must be finite numbers of at least 0"
 
@@ -215,8 +216,8 @@ def read_numbers(values: np.ndarray, names: Sequence[str], where: Sequence[str],
     An example with a NaN is in `unusable`. `what` is the first sentence of the error message: `TARGETS` or `WEIGHTS`.
 
     Raises:
-        InputError: If a number is not finite as float32, a weight is negative, or distinct targets become equal as
-            float32.
+        InputError: If a number is not finite as float32, a weight is negative, or rounding to float32 changes
+            targets by more than a hundredth of their standard deviation.
     """
     is_missing = np.isnan(values)
     with np.errstate(over="ignore"):
@@ -230,9 +231,10 @@ def read_numbers(values: np.ndarray, names: Sequence[str], where: Sequence[str],
         )
     for name, exact, rounded in zip(names, values.T, stored.T, strict=True) if what == TARGETS else ():
         known = ~np.isnan(exact)
-        if known.any() and np.ptp(exact[known]) and not np.ptp(rounded[known]):
+        lost = np.abs(exact - rounded)[known].max(initial=0)
+        if lost and lost > _MOST_ROUNDING * exact[known].std():
             raise InputError(
-                f"The values of {name!r} are too close together for float32: all are rounded to {rounded[known][0]:g}. "
+                f"The values of {name!r} are too close together for float32, which rounds them by up to {lost:g}. "
                 "Subtract their mean, or another constant, from the column."
             )
     unusable = {

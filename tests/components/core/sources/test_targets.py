@@ -251,6 +251,6 @@ def test_a_source_of_classes_alone_is_refused_for_other_tasks(source):
 def test_targets_that_differ_too_little_for_float32_are_refused():
     values = np.array([[1.7e9], [1.7e9 + 1], [np.nan]])
     with pytest.raises(
-        InputError, match=r"values of 'time' are too close together for float32: all are rounded to 1.7e\+09"
+        InputError, match=r"values of 'time' are too close together for float32, which rounds them by up to"
     ):
         read_numbers(values, ("time",), ("a", "b", "c"))
