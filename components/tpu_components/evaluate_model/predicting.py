@@ -31,6 +31,7 @@ from tpu_components.core.examples.interface import (
 from tpu_components.core.examples.slice_values import load_groups, load_slices
 from tpu_components.core.examples.text import Tokenizer, load_vocabulary
 from tpu_components.core.machines import device as devices
+from tpu_components.core.metrics.definitions import task_metrics
 from tpu_components.core.metrics.estimates import score_passages
 from tpu_components.core.metrics.keras_metrics import adapt, direction_of, measured_by
 from tpu_components.core.metrics.model_metrics import GroundTruth
@@ -83,8 +84,11 @@ def predict_split(
     """Predict every example of a split once with every model."""
     with device.scope():
         models = [load_trained_model(directory) for directory in model_dirs]
+    # A metric of the model does not replace the one that is documented for the task.
     further = {
-        metric.name: adapt(metric, manifest.interface, has_added_class(models[0])) for metric in measured_by(models[0])
+        metric.name: adapt(metric, manifest.interface, has_added_class(models[0]))
+        for metric in measured_by(models[0])
+        if metric.name not in task_metrics(manifest.task)
     }
     params.check_task(manifest.task, {name: direction_of(metric) for name, metric in further.items()})
     readers = [_input_reader(directory, manifest) for directory in model_dirs]

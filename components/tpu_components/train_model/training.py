@@ -40,7 +40,7 @@ from tpu_components.core.machines import device as devices
 from tpu_components.core.machines.hosts import Hosts, ProcessGroup, find_hosts
 from tpu_components.core.metrics.definitions import HIGHER, LOWER, direction
 from tpu_components.core.metrics.keras_metrics import adapt, direction_of, measured_by
-from tpu_components.core.models.lookup import has_added_class
+from tpu_components.core.models.lookup import explain, has_added_class
 from tpu_components.core.models.trained import save_architecture
 from tpu_components.core.models.training_step.compiling import UNPENALIZED_LOSS, learning_rate_at, make_callbacks
 from tpu_components.core.models.training_step.hyperparameters import AUTO, TrainParams
@@ -275,7 +275,13 @@ class _Training:
         """
         logs = {re.sub("^validation_", "val_", name): value for name, value in entry.items()} | {**entry}
         for callback in self._callbacks:
-            callback.on_epoch_end(int(entry["epoch"]) - 1, dict(logs))
+            try:
+                callback.on_epoch_end(int(entry["epoch"]) - 1, dict(logs))
+            except Exception as error:  # User code may raise anything.
+                raise InputError(
+                    f"The callback {type(callback).__name__} failed at the end of epoch {entry['epoch']:g}: "
+                    f"{explain(error)}. Correct its on_epoch_end."
+                ) from error
 
     def _say_stage(self) -> None:
         session = self._session

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import keras
 import numpy as np
 import pytest
 
@@ -10,6 +11,7 @@ from tests.components.train_model.interrupting import continue_training, train_a
 from tests.components.train_model.weights import assert_equal_models, history_of, weights_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import learning_rates
+from tpu_components.core.models.training_step.compiling import copy_optimizer
 from tpu_components.core.models.training_step.hyperparameters import Stage
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.create_tfrecords import write_records
@@ -394,3 +396,127 @@ def test_a_training_step_of_the_jax_backend_is_run_there(tiny, digits_records, t
     done = run_step("train_model", params, records=digits_records, output=tmp_path / "model")
     assert done.returncode == 0, done.stderr
     assert history_of(tmp_path / "model")[0]["validation_accuracy"] > 0.5
+
+
+_SMALL = """
+import keras
+
+class Schedule(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        return 0.1
+
+class Own(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs):
+        self.seen = self.params["epochs"], logs["accuracy"]
+
+class Batches(Own):
+    def on_train_batch_end(self, batch, logs=None):
+        print(batch)
+
+class Failing(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs):
+        logs["val_f3"]
+
+@keras.saving.register_keras_serializable()
+def always(y_true, y_pred):
+    return keras.ops.ones_like(y_pred[:, 0])
+
+def build_model(image_shape, num_classes, optimizer="Adam()", **compiling):
+    inputs = keras.Input(image_shape, dtype="uint8")
+    body = keras.layers.Flatten()(keras.layers.Rescaling(1 / 16)(inputs))
+    model = keras.Model(inputs, keras.layers.Dense(num_classes, {activation}, kernel_initializer="ones")(body))
+    optimizer = {optimizer}
+    optimizer and model.compile(optimizer, "sparse_categorical_crossentropy", metrics={metrics})
+    return model
+
+{more}
+"""
+
+
+@pytest.fixture
+def small(tiny, tmp_path):
+    """A function that writes a model's file and returns the parameters of a training of one epoch."""
+
+    def write(more="", activation="'softmax'", optimizer=None, metrics="[]", **changes):
+        values = {"more": more, "activation": activation, "optimizer": optimizer, "metrics": metrics}
+        text = _SMALL
+        for name, value in values.items():
+            text = text.replace(f"{{{name}}}", str(value))
+        (path := tmp_path / "small.py").write_text(text)
+        return replace(tiny, **{"model": str(path), "epochs": 1, **changes})
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            "callbacks = [keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.1)]",
+            r"LearningRateScheduler has on_epoch_begin, .* Set training.learning_rate_schedule",
+        ),
+        ("callbacks = [Batches()]", r"Batches has on_train_batch_end, .* Move the code to on_epoch_end"),
+        (
+            "callbacks = [keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: None)]",
+            "LambdaCallback has on_epoch_begin",
+        ),
+        ("callbacks = [Failing()]", "callback Failing failed at the end of epoch 1: KeyError: 'val_f3'"),
+    ],
+)
+def test_a_callback_that_training_cannot_serve_is_refused(small, digits_records, tmp_path, more, said):
+    with pytest.raises(InputError, match=said):
+        train_model(small(more), digits_records, tmp_path / "model")
+
+
+def test_lists_and_a_keras_loss_in_the_models_file_are_used(small, digits_records, tmp_path, capfd):
+    more = (
+        "loss = keras.losses.CategoricalFocalCrossentropy(gamma=5.0)\nmetrics = [keras.metrics.AUC(name='area')]\n"
+        "callbacks = [Own()]"
+    )
+    train_model(small(more), digits_records, tmp_path / "model")
+    assert "loss CategoricalFocalCrossentropy, metrics area, callbacks Own" in capfd.readouterr().err
+    plain = small()
+    train_model(plain, digits_records, tmp_path / "plain")
+    losses = [history_of(tmp_path / name)[0]["loss"] for name in ("model", "plain")]
+    assert losses[0] < 0.5 * losses[1]
+
+
+def test_a_models_own_optimizer_keeps_what_it_excludes_from_weight_decay():
+    optimizer = keras.optimizers.AdamW(weight_decay=0.1)
+    optimizer.exclude_from_weight_decay(var_names=["kernel"])
+    copied = copy_optimizer(optimizer)
+    weights = [keras.Variable(np.ones(2), name=name) for name in ("kernel", "bias")]
+    copied.build(weights)
+    copied.apply([np.zeros(2, np.float32)] * 2)
+    assert np.array(weights[0]).tolist() == [1, 1]
+    assert np.array(weights[1]).max() < 1
+
+
+def test_a_schedule_that_cannot_be_copied_is_refused(small, digits_records, tmp_path):
+    with pytest.raises(
+        InputError, match=r"Cannot copy the model's optimizer SGD, .*'Schedule' must override `get_config"
+    ):
+        train_model(
+            small(optimizer="keras.optimizers.SGD(Schedule())", learning_rate=0.001), digits_records, tmp_path / "model"
+        )
+
+
+def test_a_named_loss_from_logits_gets_probabilities(small, digits_records, tmp_path):
+    losses = []
+    for name, parameters in (("own", {"from_logits": True}), ("plain", {})):
+        params = small(activation="None", loss="categorical_crossentropy", loss_parameters=parameters)
+        train_model(params, digits_records, tmp_path / name)
+        losses.append(history_of(tmp_path / name)[0]["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_a_number_without_a_fraction_may_be_a_float_of_keras(small, digits_records, tmp_path):
+    params = small(optimizer_parameters={"momentum": 0}, optimizer=None)
+    assert train_model(replace(params, optimizer="sgd"), digits_records, tmp_path / "model").epochs == 1
+
+
+def test_a_metric_of_the_model_does_not_replace_the_tasks_own(small, digits_records, tmp_path):
+    metrics = "[keras.metrics.MeanMetricWrapper(always, name='macro_f1')]"
+    train_model(small(optimizer="keras.optimizers.Adam()", metrics=metrics), digits_records, tmp_path / "model")
+    evaluation = evaluate_model(EvaluateParams(), digits_records, tmp_path / "model", tmp_path / "evaluation")
+    assert evaluation.metrics["macro_f1"] < 0.99

@@ -499,20 +499,31 @@ def _advise_on_data(batch_shape: Any, interface: Interface) -> str:
 def _brought(name: str, model: Any, module: Mapping[str, Any]) -> Brought:
     """Return the training settings that come with a model.
 
-    The functions `loss`, `metrics` and `callbacks` of the model's module override the settings of the model's
-    `compile`.
+    The function or Keras loss `loss`, and the functions or lists `metrics` and `callbacks` of the model's module
+    override the settings of the model's `compile`.
     """
     compiled = model._compile_config.config if model.compiled else {}
-    own = {kind: item for kind in ("loss", "metrics", "callbacks") if inspect.isfunction(item := module.get(kind))}
+    forms = {"loss": keras.losses.Loss, "metrics": list | tuple, "callbacks": list | tuple}
+    own = {
+        kind: item
+        for kind, form in forms.items()
+        if inspect.isfunction(item := module.get(kind)) or isinstance(item, form)
+    }
+
+    def items_of(kind: str) -> Any:
+        return own[kind]() if inspect.isfunction(own[kind]) else own[kind]
+
     try:
-        metrics = own["metrics"]() if "metrics" in own else [compiled.get("metrics"), compiled.get("weighted_metrics")]
+        metrics = (
+            items_of("metrics") if "metrics" in own else [compiled.get("metrics"), compiled.get("weighted_metrics")]
+        )
         # Keras resolves `accuracy` by the targets. Training reports the task's own metric anyway.
         named = [item for item in keras.tree.flatten(metrics) if item and item not in ("accuracy", "acc")]
         return Brought(
             model.optimizer if model.compiled else None,
             own.get("loss", compiled.get("loss")),
             [item if isinstance(item, keras.metrics.Metric) else _as_metric(item) for item in named],
-            own["callbacks"]() if "callbacks" in own else (),
+            items_of("callbacks") if "callbacks" in own else (),
             type(model).train_step is not keras.Model.train_step,
         )
     except Exception as error:  # User code may raise anything.

@@ -37,6 +37,8 @@ UNPENALIZED_LOSS = "unpenalized_loss"
 _DECAYED_ROLES = ("kernel", "embedding")
 _SAMPLED_STEPS = 100  # Number of steps at which a schedule is evaluated to find its peak.
 # Keras module for each kind of object, and the base class of the objects.
+# Methods of a callback that training does not call.
+_UNUSED_HOOKS = ("on_epoch_begin", "on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 _KINDS = {
     "optimizer": ("optimizers", "optimizers.Optimizer"),
     "learning_rate_schedule": ("optimizers.schedules", "optimizers.schedules.LearningRateSchedule"),
@@ -244,7 +246,7 @@ def _optimizer(params: TrainParams, num_replicas: int, steps_per_epoch: int, mod
             raise InputError(
                 "The model's optimizer has use_ema=True, which is not supported. Set training.ema_decay instead."
             )
-        return type(compiled_with).from_config(compiled_with.get_config())  # A new one for every stage.
+        return copy_optimizer(compiled_with)  # A new one for every stage.
     name = "adam" if params.optimizer == OF_THE_MODEL else params.optimizer.lower()
     known = inspect.signature(class_of("optimizer", name)).parameters
     parameters = dict(params.optimizer_parameters)
@@ -261,6 +263,27 @@ def _optimizer(params: TrainParams, num_replicas: int, steps_per_epoch: int, mod
     optimizer = _create("optimizer", name, parameters, **own)
     optimizer.exclude_from_weight_decay(var_list=exempt_from_decay(model))
     return optimizer
+
+
+def copy_optimizer(optimizer: Any) -> Any:
+    """Return a new optimizer like a model's own, with the weights that it excludes from weight decay.
+
+    Raises:
+        InputError: If the optimizer or its learning-rate schedule cannot be created from its configuration.
+    """
+    try:
+        copied = type(optimizer).from_config(optimizer.get_config())
+    except Exception as error:  # User code may raise anything.
+        raise InputError(
+            f"Cannot copy the model's optimizer {type(optimizer).__name__}, which training creates for every stage: "
+            f"{describe(error).rstrip('.')}. Give the optimizer and its schedule a get_config that returns all "
+            "arguments, and register them with keras.saving.register_keras_serializable."
+        ) from error
+    # The configuration of a Keras optimizer does not have these.
+    for name, value in vars(optimizer).items():
+        if name.startswith("_exclude_from_weight_decay"):
+            setattr(copied, name, copy.copy(value))
+    return copied
 
 
 def _check_updates(model: Any) -> None:
@@ -411,7 +434,10 @@ def _loss(params: TrainParams, interface: Interface, model: Any) -> Any:
     name = params.loss if own is None else _name_of(own)
     if interface.task.name == LANGUAGE_MODEL:
         raise InputError(f"loss={name} is not supported for a language model, which has a fixed loss. Remove loss.")
-    each = own or _create("loss", name, params.loss_parameters, reduction="none")
+    parameters = dict(params.loss_parameters)
+    if "from_logits" in parameters:
+        parameters["from_logits"] = False  # All models return probabilities.
+    each = own or _create("loss", name, parameters, reduction="none")
     try_on = functools.partial(_why_not_each, each)
 
     def tells_apart(targets: np.ndarray, right: np.ndarray, wrong: np.ndarray) -> bool:
@@ -527,9 +553,37 @@ def make_callbacks(model: Any, params: TrainParams, known: Collection[str]) -> l
                 f"{kind} needs a learning rate without a schedule and without warmup_epochs. Set "
                 "training.learning_rate_schedule=constant and training.warmup_epochs=0."
             )
+        _check_hooks(callback)
         callback.set_model(model)
+        callback.set_params({"epochs": params.epochs, "steps": None, "verbose": 0})
         callback.on_train_begin()
     return callbacks
+
+
+def _check_hooks(callback: Any) -> None:
+    """Check that a callback does not rely on methods that training does not call.
+
+    Keras's own callbacks also override methods that they need only in special cases.
+
+    Raises:
+        InputError: If it does.
+    """
+    kind = type(callback)
+    advice = "Move the code to on_epoch_end."
+    unused = [
+        name
+        for name in _UNUSED_HOOKS
+        if name in vars(callback) or getattr(kind, name) is not getattr(keras.callbacks.Callback, name)
+    ]
+    if isinstance(callback, keras.callbacks.LearningRateScheduler):
+        advice = "Set training.learning_rate_schedule, or change the learning rate in on_epoch_end."
+    elif kind.__module__.startswith("keras.") and not isinstance(callback, keras.callbacks.LambdaCallback):
+        return
+    if unused:
+        raise InputError(
+            f"The callback {kind.__name__} has {' and '.join(unused)}, but training calls only on_train_begin and "
+            f"on_epoch_end of a callback. {advice}"
+        )
 
 
 def _why_not_each(loss: Any, targets: np.ndarray, outputs: np.ndarray) -> str:
@@ -569,8 +623,13 @@ def _create(kind: str, name: str, parameters: Mapping[str, Any], /, **own: Any) 
                 f"{kind} {name!r} has no parameter {parameter!r}. Its parameters are {', '.join(free)}."
                 + did_you_mean(parameter, free)
             )
+    # A configuration stores 0.0 as 0, which Keras may refuse.
+    values = {
+        item: float(value) if type(value) is int and isinstance(known[item].default, float) else value
+        for item, value in parameters.items()
+    }
     try:
-        return keras_class(**{item: value for item, value in own.items() if item in known}, **parameters)
+        return keras_class(**{item: value for item, value in own.items() if item in known}, **values)
     except Exception as error:  # Keras checks values with errors of several kinds.
         raise InputError(
             f"Cannot create the {kind} {name!r} with the parameters {dict(parameters)}: {describe(error)}"
