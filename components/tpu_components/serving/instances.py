@@ -221,9 +221,8 @@ def render_predictions(model: ExportedModel, outputs: np.ndarray, top: int | Non
         top: Number of probabilities to return, or None for all.
 
     Raises:
-        InputError: If `top` is set and the outputs are not probabilities, or if an output is not finite.
+        InputError: If `top` is set and the outputs are not probabilities.
     """
-    _check_finite(outputs)
     if top is not None and model.task == REGRESSION:
         raise InputError(
             f'"top" applies only to classes. Received: "top": {top} for a model that predicts numbers. Remove "top".'
@@ -231,16 +230,6 @@ def render_predictions(model: ExportedModel, outputs: np.ndarray, top: int | Non
     ranked = [None if model.task == REGRESSION else dict(model.rank(output, top)) for output in outputs]
     predictions = [model.describe(output, names) for output, names in zip(outputs, ranked, strict=True)]
     return json.dumps({"predictions": predictions}, ensure_ascii=False, allow_nan=False).encode()
-
-
-def _check_finite(outputs: np.ndarray) -> None:
-    """Raise InputError if an output is NaN or infinite, which JSON does not have."""
-    odd = np.flatnonzero(~np.isfinite(outputs.reshape(len(outputs), -1)).all(axis=1))
-    if len(odd):
-        raise InputError(
-            f"instances[{odd[0]}]: the model's output is not a finite number, for example because a text has no words. "
-            "Send another input, or correct the model."
-        )
 
 
 def load_json(body: bytes | bytearray) -> Any:
@@ -492,12 +481,7 @@ def _check_tensor(data: list[Any], shape: Sequence[int], wanted: ImageInput) -> 
 
 
 def render_infer(name: str, model: ExportedModel, outputs: np.ndarray, asked: PredictRequest) -> bytes:
-    """Return the body of a V2 inference response.
-
-    Raises:
-        InputError: If an output is not finite.
-    """
-    _check_finite(outputs)
+    """Return the body of a V2 inference response."""
     answers: list[dict[str, Any]] = []
     for output in asked.outputs:
         if output == _CLASS:

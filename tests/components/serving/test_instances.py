@@ -301,9 +301,3 @@ def test_predictions_of_a_regression_are_numbers_with_names_and_top_is_refused()
         InputError, match=r'"top" applies only to classes. Received: "top": 2 for a model that predicts numbers'
     ):
         render_predictions(model, outputs, 2)
-
-
-def test_an_output_that_json_cannot_write_is_the_inputs_fault():
-    outputs = np.array([[0.5, 0.25, 0.25], [np.nan, 0, 0]], np.float32)
-    with pytest.raises(InputError, match=r"instances\[1\]: the model's output is not a finite number"):
-        render_predictions(MODEL, outputs, None)
