@@ -251,16 +251,16 @@ def _text_of(line: str) -> str:
     """Return the text of a line: the line itself, or the text in a JSON object `{"text": "…"}`.
 
     Raises:
-        InputError: If the line is another JSON object.
+        InputError: If the object also has other fields, or its `text` is not a string.
     """
     try:
         instance = json.loads(line) if line.startswith("{") else None
     except ValueError:  # A text that begins with a brace.
         return line
-    if instance is None:
+    if instance is None or "text" not in instance:
         return line
     if instance.keys() != {"text"} or not isinstance(instance["text"], str):
-        raise InputError(f'expected a text or {{"text": "…"}}, received the JSON object {shortened(line)!r}.')
+        raise InputError(f'expected only the field "text" with a string, received {shortened(line)!r}.')
     return str(instance["text"])
 
 
