@@ -130,7 +130,7 @@ def require_few(bad: Sequence[Quarantined], total: int, params: WriteParams, wha
 
 
 def require_trained(params: WriteParams, listing: Listing, counts: Sequence[int], reason: str) -> None:
-    """Check that every class has training examples, unless `class_names` lists the classes.
+    """Check that every class has training examples. If the user lists the classes in `class_names`, accept any number.
 
     Args:
         params: Parameters of the records.

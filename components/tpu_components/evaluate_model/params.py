@@ -117,7 +117,7 @@ class EvaluateParams:
                     raise InputError(f"{name}.{metric} cannot be above {most:g}. Received: {value!r}.{advice}")
 
     def of_task(self, task: str) -> "EvaluateParams":
-        """Return a copy whose default `max_regression` uses the main metric of the task."""
+        """Return a copy in which the task's main metric replaces the default `max_regression` if it has no accuracy."""
         is_default = self.max_regression == {"accuracy": 0.0} and "accuracy" not in task_metrics(task)
         return dataclasses.replace(self, max_regression={TASKS[task].judged: 0.0}) if is_default else self
 

@@ -343,14 +343,16 @@ def _with_hot_columns(table: Table, params: WriteParams) -> Table:
     def labels_of(cells: Sequence[Any]) -> tuple[str, ...]:
         return tuple(name for name, place in hot.items() if _HOT_VALUES[cells[place].strip()])
 
-    odd = next((table.name_of(number) for number, cells in table.each_row() if len(labels_of(cells)) != 1), "")
     advice = ""
     if params.task == REGRESSION:
         advice = f"Name the columns with the targets: data.target_columns=[{', '.join(hot)}]."
-    elif odd and params.task == CLASSIFICATION:
-        advice = (
-            f"{odd.capitalize()} does not have exactly one 1. Set data.task=multi_label to use each column as a label."
-        )
+    elif params.task == CLASSIFICATION:
+        odd = next((table.name_of(number) for number, cells in table.each_row() if len(labels_of(cells)) != 1), "")
+        if odd:
+            advice = (
+                f"{odd.capitalize()} does not have exactly one 1. Set data.task=multi_label to use each column as a "
+                "label."
+            )
     names = quoted(list(hot))
     if advice:
         raise InputError(
@@ -364,10 +366,8 @@ def _with_hot_columns(table: Table, params: WriteParams) -> Table:
             yield number, [*cells, labels if params.task == MULTI_LABEL else labels[0]]
 
     note = f"the columns {names} contain 0 and 1, so each is used as a label. Set data.columns to use another column"
-    columns = [
-        *("" if name in hot else name for name in table.columns),
-        "label",
-    ]  # Blank names are not reported as unused.
+    # Columns with blank names are not reported as unused.
+    columns = [*("" if name in hot else name for name in table.columns), "label"]
     return dataclasses.replace(table, columns=columns, each_row=each_row, notes=(*table.notes, note))
 
 

@@ -361,7 +361,8 @@ def _name_labels(
         names.
 
     Raises:
-        InputError: If a class index has no name although other files have names, or if files give it different names.
+        InputError: If only some of the files name their class indices, or if files name them differently and
+            `class_names` are numbers.
     """
     lists = [read.class_names.get(name) for read in by_file]
     known = [names for names in lists if names]
@@ -409,7 +410,7 @@ def _has_paths(kind: Any) -> bool:
 
 
 def _read_columns(file: Container, names: Sequence[str]) -> _Columns:
-    """Read the columns `names` of a file.
+    """Read the values of the columns in `names`, and the names that the file's metadata give to class indices.
 
     Raises:
         InputError: If the file is damaged, or lacks columns of the first file.

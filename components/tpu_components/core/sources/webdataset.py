@@ -70,7 +70,7 @@ class _Archive(NamedTuple):
     """What is read from an archive: its images, and the names of label files without an image next to them."""
 
     examples: list[_Example]
-    alone: list[str]
+    stray: list[str]
 
 
 def list_webdataset(location: Location, params: WriteParams, labelled: bool) -> Listing:
@@ -87,7 +87,7 @@ def list_webdataset(location: Location, params: WriteParams, labelled: bool) -> 
     archives = list_containers(location, (".tar",))
     read = list(in_threads(functools.partial(_read_archive, params=params), archives[0].path, archives))
     by_archive = [archive.examples for archive in read]
-    alone = sorted(name for archive in read for name in archive.alone)
+    stray = sorted(name for archive in read for name in archive.stray)
     masks = _find_masks([example for examples in by_archive for example in examples], labelled)
     by_archive = [[example for example in examples if example.name not in masks] for examples in by_archive]
     notes = [f"left out {len(masks):,} masks, such as {min(masks)!r}. {NOT_SUPPORTED}"] if masks else []
@@ -113,14 +113,14 @@ def list_webdataset(location: Location, params: WriteParams, labelled: bool) -> 
     has_label_files = any(example.label is not None for example in examples)
     if labelled:
         labels = [example.label for example in examples]
-        if alone and None in labels:
+        if stray and None in labels:
             raise InputError(
-                f"Some label files in {location} have no image next to them: {quoted(alone)}. Expected the files of "
+                f"Some label files in {location} have no image next to them: {quoted(stray)}. Expected the files of "
                 "each example to be adjacent and to share a name up to the first dot. Create the archive again, with "
                 "sorted names."
             )
-        if alone:
-            notes.append(f"left out {len(alone):,} label files without an image, such as {alone[0]!r}")
+        if stray:
+            notes.append(f"left out {len(stray):,} label files without an image, such as {stray[0]!r}")
         if not has_label_files:
             if fields := sorted({field for example in examples for field in example.fields}):
                 notes.append(
@@ -170,7 +170,8 @@ def list_webdataset(location: Location, params: WriteParams, labelled: bool) -> 
 def _identify(examples: Sequence[_Example], has_label_files: bool) -> Iterator[str]:
     """Yield the name that identifies each image of an archive.
 
-    Images of one example, such as two views with one label file, have one name, so that they stay in one split.
+    All images of an example, such as two views that share a label file, get the same name. Therefore, they are in the
+    same split.
     """
     sizes = Counter(_stem_of(example.name) for example in examples) if has_label_files else Counter[str]()
     for example in examples:
@@ -300,7 +301,7 @@ def _read_archive(archive: Container, params: WriteParams) -> _Archive:
         ) from error
     return _Archive(
         [example for group in groups for example in group.examples(files)],
-        [name for group in groups for name in group.alone],
+        [name for group in groups for name in group.stray],
     )
 
 
@@ -401,7 +402,7 @@ class _Group:
             return facts.get(name)
 
     @property
-    def alone(self) -> list[str]:
+    def stray(self) -> list[str]:
         """Names of the label files, if there is no image next to them."""
         return [] if self._images else self._label_files
 

@@ -252,8 +252,8 @@ def layer_of(op_name: str, layers: Collection[str]) -> str:
 
 # Parts of a path that JAX adds for its own constructs, not for a scope of the program.
 _CONSTRUCTS = re.compile(
-    r"(?:p?jit\(.*\)|while|body|cond|scan|eval_jaxpr|checkpoint|remat\d?|rematted_computation|closed_call|core_call|shard_map|"
-    r"branch_\d+_fun|custom_(?:jvp|vjp)_call(?:_jaxpr)?|jvp\(\)|transpose\(\)|vmap\(\))?"
+    r"(?:p?jit\(.*\)|while|body|cond|scan|checkpoint|remat\d?|rematted_computation|closed_call|core_call|shard_map|"
+    r"eval_jaxpr|branch_\d+_fun|custom_(?:jvp|vjp)_call(?:_jaxpr)?|jvp\(\)|transpose\(\)|vmap\(\))?"
 )
 _TRANSFORMATIONS = re.compile(r"^(?:jvp|vjp|transpose|vmap|pmap|linearize)\((.*)\)$")
 
@@ -391,9 +391,11 @@ class _Program:
         inside = {step.opcode for step in self._inside(instruction)}
         cycles = int(instruction.attribute(_CYCLES) or 0)
         known = float(cycles) if cycles < _UNKNOWN_CYCLES else 0.0
-        filled, steps = 1.0, 0.0
+        filled = 1.0
+        steps = 0.0
         if kernel := self.kernel(instruction):
-            flops, steps = kernel.flops, kernel.steps
+            flops = kernel.flops
+            steps = kernel.steps
             kind = Kind.PRODUCT_KERNEL if flops and not kernel.has_exponentials else Kind.KERNEL
             filled = flops / kernel.padded if flops else 1.0
         elif named and not known:
@@ -412,12 +414,7 @@ class _Program:
         The compiler's own kernels are not in the StableHLO module. The shapes of their operands are in the call.
         """
         body = instruction.attribute(r'"body":"([^"]*)"')
-        if not body:
-            return None
-        shapes = re.findall(r"\[([\d,]*)\]", instruction.attribute(_OPERANDS))
-        operands = [tuple(int(size) for size in shape.split(",") if size) for shape in shapes]
-        results = [array.dims for array in instruction.arrays]
-        return kernel_work(body, self._kernels.get(body) or tuple(map(KernelArray, [*operands, *results])))
+        return kernel_work(body, self._kernels.get(body) or _called_with(instruction)) if body else None
 
     def without_estimate(self, instruction: Instruction, scope: Scope, cost: OperationCost) -> str:
         """Return the kind of an operation whose time is unknown, or an empty string if it can be estimated.
@@ -598,6 +595,13 @@ class _Program:
 _UNKNOWN_CYCLES = 2**63 - 1  # Instead of an estimate, for example of an operation of a sparse core.
 _CYCLES, _TARGET = r'"estimated_cycles":"(\d+)"', r'custom_call_target="([^"]*)"'
 _OPERANDS = r"operand_layout_constraints=\{((?:[^{}]|\{[^{}]*\})*)\}"
+
+
+def _called_with(kernel: Instruction) -> tuple[KernelArray, ...]:
+    """Return the operands and results of a kernel, from the shapes in its call. Their values are unknown."""
+    shapes = re.findall(r"\[([\d,]*)\]", kernel.attribute(_OPERANDS))
+    operands = [tuple(int(size) for size in shape.split(",") if size) for shape in shapes]
+    return tuple(map(KernelArray, [*operands, *(array.dims for array in kernel.arrays)]))
 
 
 def _fused_kind(collective: Instruction, scope: Scope) -> str:

@@ -72,7 +72,7 @@ Kernels = Mapping[str, tuple[Array, ...]]
 
 
 class KernelWork(NamedTuple):
-    """The work of a kernel.
+    """What a kernel computes: its matrix products, in the steps of a grid.
 
     Attributes:
         flops: Number of multiplications and additions of the matrix products.
@@ -98,7 +98,7 @@ class KernelWork(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def kernel_work(body: str, arrays: tuple[Array, ...] = ()) -> KernelWork:
-    """Return the work of a kernel. It is zero if the kernel's program cannot be read.
+    """Return what a kernel computes: nothing if its program cannot be read.
 
     Args:
         body: The kernel's program: MLIR bytecode or text, encoded in base64.
@@ -241,11 +241,11 @@ def padding(size: int, tile: int) -> float:
 
 
 def _sum(works: Iterable[KernelWork], is_one_step: bool = False) -> KernelWork:
-    """Return the sum of several works.
+    """Add up the work of several parts of a kernel.
 
     Args:
-        works: The works.
-        is_one_step: Whether the works are done in the same step of a grid. Otherwise each is done in steps of its own.
+        works: The work of each part.
+        is_one_step: Whether the parts run in the same steps of the grid. Otherwise, each part has its own steps.
     """
     known = list(works)
     steps = [work.steps for work in known]
@@ -324,7 +324,7 @@ class _Kernel:
         return largest
 
     def _work(self, operation: Any) -> KernelWork:
-        """Return the work inside an operation, counting every iteration of its loops."""
+        """Return the work of everything in the body of an operation. A loop counts once for each iteration."""
         if operation.name in _EXPONENTIALS:
             return KernelWork(has_exponentials=True)
         share = self._share(operation.operands[0]) if operation.name == "scf.if" else None
@@ -391,7 +391,7 @@ def _product_work(product: Any) -> KernelWork:
 
 
 def _trips(loop: Any) -> int | None:
-    """Return the number of a loop's iterations, or None if a bound is not a constant."""
+    """Return how many times a loop runs, or None if its bounds are not constants."""
     first, last, step = (_evaluate(bound, {}) for bound in list(loop.operands)[:3])
     if first is None or last is None or not step:
         return None

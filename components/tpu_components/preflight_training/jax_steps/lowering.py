@@ -219,9 +219,8 @@ def _mesh_without_axes(generation: Generation) -> Any:
         "num_cores": generation.cores_per_device,
         "platform": TPU,
     }
-    fields = {
-        field.name for field in dataclasses.fields(jax.sharding.AbstractDevice)
-    }  # They depend on the release of JAX.
+    # The fields depend on the release of JAX.
+    fields = {field.name for field in dataclasses.fields(jax.sharding.AbstractDevice)}
     device = jax.sharding.AbstractDevice(**{name: value for name, value in known.items() if name in fields})
     return jax.sharding.AbstractMesh((), (), abstract_device=device)
 

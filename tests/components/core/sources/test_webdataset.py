@@ -21,7 +21,8 @@ def _archive(path, files, links=()):
             archive.addfile(info, io.BytesIO(content))
         for name, kind, target in links:
             info = tarfile.TarInfo(name)
-            info.type, info.linkname = kind, target
+            info.type = kind
+            info.linkname = target
             archive.addfile(info)
     return WriteParams(f"webdataset:{path}")
 

@@ -434,10 +434,7 @@ def _loss(params: TrainParams, interface: Interface, model: Any) -> Any:
     name = params.loss if own is None else _name_of(own)
     if interface.task.name == LANGUAGE_MODEL:
         raise InputError(f"loss={name} is not supported for a language model, which has a fixed loss. Remove loss.")
-    parameters = dict(params.loss_parameters)
-    if "from_logits" in parameters:
-        parameters["from_logits"] = False  # All models return probabilities.
-    each = own or _create("loss", name, parameters, reduction="none")
+    each = own or _each_example(_create("loss", name, params.loss_parameters, reduction="none"))
     try_on = functools.partial(_why_not_each, each)
 
     def tells_apart(targets: np.ndarray, right: np.ndarray, wrong: np.ndarray) -> bool:
@@ -561,12 +558,13 @@ def make_callbacks(model: Any, params: TrainParams, known: Collection[str]) -> l
 
 
 def _check_hooks(callback: Any) -> None:
-    """Check that a callback does not rely on methods that training does not call.
+    """Check that a callback does not need methods that training does not call.
 
-    Keras's own callbacks also override methods that they need only in special cases.
+    Keras's own callbacks pass, except LearningRateScheduler and LambdaCallback: usually, on_epoch_end is enough for
+    them.
 
     Raises:
-        InputError: If it does.
+        InputError: If it needs such a method.
     """
     kind = type(callback)
     advice = "Move the code to on_epoch_end."
