@@ -510,6 +510,30 @@ def test_a_named_loss_from_logits_gets_probabilities(small, digits_records, tmp_
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("name", "loss", "last"),
+    [
+        ("inside", "keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)", "softmax"),
+        ("inside", "keras.losses.categorical_crossentropy(y_true, y_pred, True, 0.1)", "softmax"),
+        ("inside", "keras.losses.categorical_focal_crossentropy(y_true, y_pred, from_logits=True)", "None"),
+        ("inside", "-keras.ops.sum(y_true * keras.ops.log_softmax(y_pred), -1)", "softmax"),
+        ("inside", "keras.losses.binary_crossentropy(y_true, y_pred, from_logits=True)", "softmax"),
+        ("outside", "keras.losses.sparse_categorical_crossentropy(y_true, y_pred)", "softmax"),
+        ("outside", "keras.losses.categorical_focal_crossentropy(y_true, y_pred)", "None"),
+        ("outside", "-keras.ops.sum(y_true * keras.ops.log(y_pred + 1e-7), -1)", "softmax"),
+        ("outside", "keras.losses.categorical_hinge(y_true, y_pred)", "softmax"),
+        ("outside", "keras.losses.mean_squared_error(y_true, y_pred)", "softmax"),
+    ],
+)
+def test_a_loss_of_logits_is_refused_because_it_gets_probabilities(small, digits_records, tmp_path, name, loss, last):
+    params = small(f"def loss(y_true, y_pred):\n    return {loss}", last if last == "None" else f"'{last}'")
+    if name == "inside":
+        with pytest.raises(InputError, match="loss=loss expects logits: .*Remove from_logits=True"):
+            train_model(params, digits_records, tmp_path / "model")
+    else:
+        assert train_model(params, digits_records, tmp_path / "model").epochs == 1
+
+
 def test_a_number_without_a_fraction_may_be_a_float_of_keras(small, digits_records, tmp_path):
     params = small(optimizer_parameters={"momentum": 0}, optimizer=None)
     assert train_model(replace(params, optimizer="sgd"), digits_records, tmp_path / "model").epochs == 1

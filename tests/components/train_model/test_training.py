@@ -104,23 +104,43 @@ def test_tensorboard_shows_every_scalar_of_every_epoch(trained_digits):
 
 _PENALIZED = """
 import keras
-def build_model(image_shape, num_classes, l2):
-    regularizer = keras.regularizers.L2(l2) if l2 else None
+
+@keras.saving.register_keras_serializable()
+class Penalty(keras.layers.Layer):
+    def __init__(self, l2=0.0, **others):
+        super().__init__(**others)
+        self.l2 = l2
+
+    def call(self, inputs):
+        self.add_loss(keras.ops.convert_to_tensor(self.l2))
+        return inputs
+
+def build_model(image_shape, num_classes, l2, is_added=False):
+    regularizer = keras.regularizers.L2(l2) if l2 and not is_added else None
     return keras.Sequential([
         keras.Input(image_shape, dtype="uint8"), keras.layers.Rescaling(1 / 16), keras.layers.Flatten(),
+        *([Penalty(l2)] if is_added else []),
         keras.layers.Dense(num_classes, activation="softmax", kernel_regularizer=regularizer)])
 """
 
 
-@pytest.mark.parametrize(("l2", "data"), [(0.0, "digits_records"), (0.5, "digits_records"), (0.5, "weighted_digits")])
-def test_reported_loss_is_the_mean_over_examples_without_the_penalty(tiny, request, tmp_path, l2, data):
+@pytest.mark.parametrize(
+    ("l2", "data", "is_added"),
+    [
+        (0.0, "digits_records", False),
+        (0.5, "digits_records", False),
+        (0.5, "weighted_digits", False),
+        (0.5, "digits_records", True),
+    ],
+)
+def test_reported_loss_is_the_mean_over_examples_without_the_penalty(tiny, request, tmp_path, l2, data, is_added):
     """The learning rate is so small that the weights do not change: the loss of an epoch is that of one model."""
     data = request.getfixturevalue(data)
     (tmp_path / "penalized.py").write_text(_PENALIZED)
     params = replace(
         tiny,
         model=str(tmp_path / "penalized.py"),
-        model_parameters={"l2": l2},
+        model_parameters={"l2": l2, "is_added": is_added},
         epochs=1,
         learning_rate=1e-12,
         batch_size_per_replica=300,
@@ -136,7 +156,8 @@ def test_reported_loss_is_the_mean_over_examples_without_the_penalty(tiny, reque
     right = (probabilities.argmax(1) == examples.labels)[examples.weights > 0]
     assert result.metrics["accuracy"] == pytest.approx(right.mean(), abs=1e-6)
     kernel = np.array(model.weights[0], np.float64)
-    assert entry.get("penalty", 0.0) == pytest.approx(l2 * np.square(kernel).sum(), rel=1e-4)
+    penalty = l2 if is_added else l2 * np.square(kernel).sum()
+    assert entry.get("penalty", 0.0) == pytest.approx(penalty, rel=1e-4)
 
 
 def test_an_example_of_weight_0_is_left_out_of_the_loss_and_others_count_by_their_weight(

@@ -393,6 +393,11 @@ def fit_to_data(
             f"The model {name!r} does not fit the data: expected input {expected[0]} and output {expected[1]}, "
             f"received {model.input_shape} and {model.output_shape}. {_advise_on_shape(name, model, interface)}"
         )
+    if layer := _layer_for_floats(model):
+        raise InputError(
+            f"The model {name!r} passes integers of its input to the layer {layer!r}, which needs floats. Begin the "
+            "model with keras.layers.Rescaling(1 / 255)."
+        )
     if isinstance(interface.input, ImageInput) and not _may_scale(model):
         warn(
             f"The model {name!r} has no layer that scales its input. The input is pixels from 0 to 255, even if the "
@@ -604,6 +609,20 @@ def _ending(output: Any) -> str:
     if kind in _NEUTRAL or (kind == "Activation" and activation == "linear"):
         return _ending(operation._inbound_nodes[node_index].input_tensors[0])
     return activation
+
+
+def _layer_for_floats(model: Any) -> str:
+    """Return the name of a layer that gets integers but needs floats, or an empty string if there is none.
+
+    With JAX, such a layer works. With TensorFlow, which evaluates and serves every model, it does not.
+    """
+    for layer in model._flatten_layers(include_self=False):
+        tensors = [tensor for node in layer._inbound_nodes for tensor in node.input_tensors]
+        if re.search("Conv|AveragePooling[1-3]D", type(layer).__name__) and any(
+            keras.backend.is_int_dtype(tensor.dtype) for tensor in tensors
+        ):
+            return str(layer.name)
+    return ""
 
 
 def _may_scale(model: Any) -> bool:

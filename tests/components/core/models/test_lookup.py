@@ -698,6 +698,33 @@ def test_a_model_that_gets_pixels_as_they_are_gives_a_warning(tmp_path, begin, i
     assert all("keras.layers.Rescaling(1 / 255)" in warning for warning in warnings)
 
 
+@pytest.mark.parametrize(
+    ("begin", "layer"),
+    [
+        ("layers.Conv2D(2, 3, name='first')(x)", "first"),
+        ("layers.AveragePooling2D(2, name='first')(x)", "first"),
+        ("keras.Sequential([keras.Input(image_shape, dtype='uint8'), layers.Conv2D(2, 3, name='inner')])(x)", "inner"),
+        ("layers.Conv2D(2, 3)(layers.Rescaling(1 / 255)(x))", ""),
+        ("keras.Sequential([keras.Input(image_shape), layers.Conv2D(2, 3)])(x)", ""),
+        ("layers.Embedding(256, 2)(layers.Flatten()(x))", ""),
+        ("layers.Dense(2)(x)", ""),
+    ],
+)
+def test_a_layer_that_tensorflow_cannot_call_on_integers_is_refused(tmp_path, begin, layer):
+    """JAX trained such a model, and TensorFlow could not evaluate it."""
+    (path := tmp_path / "own.py").write_text(
+        "import keras\nfrom keras import layers\n\ndef build_model(image_shape, num_classes):\n"
+        f"    x = keras.Input(image_shape, dtype='uint8')\n    y = layers.Flatten()({begin})\n"
+        "    return keras.Model(x, layers.Dense(num_classes, activation='softmax')(y))\n"
+    )
+    if layer:
+        with pytest.raises(InputError, match=rf"integers .* to the layer '{layer}', which needs floats. .*Rescaling"):
+            build_model(str(path), _DIGITS, {})
+    else:
+        answers = build_model(str(path), _DIGITS, {})(np.zeros((1, *_DIGITS.input.shape), np.uint8))
+        assert answers.shape == (1, 10)
+
+
 def test_a_training_step_of_a_models_own_is_refused_where_it_would_be_lost(tmp_path):
     (path := tmp_path / "own.py").write_text(
         "import keras\n"

@@ -19,7 +19,7 @@ import numpy as np
 from tpu_components.core.base.errors import InputError, describe, did_you_mean
 from tpu_components.core.base.frameworks import jax, keras, ops, tf
 from tpu_components.core.examples.class_names import class_name
-from tpu_components.core.examples.interface import LANGUAGE_MODEL, PADDING, Interface
+from tpu_components.core.examples.interface import CLASSIFICATION, LANGUAGE_MODEL, PADDING, Interface
 from tpu_components.core.metrics.keras_metrics import adapt, convert_targets, measured_by, set_measured
 from tpu_components.core.models.lookup import PROBABILITIES_LAYER, Brought, brought_by, explain, has_added_class
 from tpu_components.core.models.training_step.augmentation import check_augmentation
@@ -36,6 +36,7 @@ from tpu_components.core.models.training_step.wrapping import (
 UNPENALIZED_LOSS = "unpenalized_loss"
 _DECAYED_ROLES = ("kernel", "embedding")
 _SAMPLED_STEPS = 100  # Number of steps at which a schedule is evaluated to find its peak.
+_FALL = 0.01  # By this much at least, a loss of logits falls. The smallest fall, of a sigmoid, is 0.31.
 # Keras module for each kind of object, and the base class of the objects.
 # Methods of a callback that training does not call.
 _UNUSED_HOOKS = ("on_epoch_begin", "on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
@@ -115,6 +116,24 @@ def exempt_from_decay(model: Any) -> list[Any]:
 def _add_float32_loss(layer: Any, loss: Any) -> None:
     """Add a layer's losses as float32. With TensorFlow, Keras cannot sum losses of different dtypes."""
     type(layer).add_loss(layer, keras.tree.map_structure(lambda part: keras.ops.cast(part, "float32"), loss))
+
+
+def _adds_losses(model: Any, inputs: np.ndarray) -> bool:
+    """Return whether a layer that is not part of Keras calls `add_loss` for a batch of inputs."""
+    if all(type(layer).__module__.startswith("keras.") for layer in model._flatten_layers()):
+        return False
+    added: list[Any] = []
+
+    def call(inputs: Any) -> None:
+        variables = model.trainable_variables, model.non_trainable_variables
+        values = [[variable.value for variable in kind] for kind in variables]
+        added.extend(model.stateless_call(*values, inputs, training=True, return_losses=True)[-1])
+
+    if keras.backend.backend() == "jax":
+        jax.eval_shape(call, inputs)
+    else:
+        tf.function(call).get_concrete_function(tf.constant(inputs))
+    return bool(added)
 
 
 def _learning_rate(params: TrainParams, optimizer: str, num_replicas: int, steps_per_epoch: float) -> Any:
@@ -440,9 +459,34 @@ def _loss(params: TrainParams, interface: Interface, model: Any) -> Any:
     def tells_apart(targets: np.ndarray, right: np.ndarray, wrong: np.ndarray) -> bool:
         return bool(np.all(np.asarray(each(targets, right)) < np.asarray(each(targets, wrong))))
 
-    return convert_targets(
+    loss = convert_targets(
         each, try_on, f"loss={name}", interface, params.softens_labels, tells_apart if has_added_class(model) else None
     )
+    if interface.task.activation in ("softmax", "sigmoid") and _expects_logits(loss, interface):
+        raise InputError(
+            f"loss={name} expects logits: it still falls when the output of the right class rises from 1 to 10. A loss "
+            "gets probabilities, even if the model ends without an activation. Remove from_logits=True, or the softmax "
+            "or sigmoid, from the loss."
+        )
+    return loss
+
+
+def _expects_logits(loss: Any, interface: Interface) -> bool:
+    """Return whether a loss applies softmax or sigmoid to the outputs that it gets.
+
+    Such a loss is finite and positive for outputs outside of [0, 1], and is smaller the larger the output of the right
+    class is.
+    """
+    classes = np.arange(interface.num_classes)
+    right = classes[-1]
+    values = (-10.0, 0.0, 1.0, 10.0)
+    outputs = np.zeros((len(values), classes.size), np.float32)
+    outputs[:, right] = values
+    targets = np.full(len(values), right, np.int32)
+    if interface.task_name != CLASSIFICATION:
+        targets = (targets[:, None] == classes).astype(np.float32)
+    losses = np.asarray(loss(targets, outputs))
+    return bool(np.isfinite(losses).all() and losses.min() >= 0 and np.diff(losses).max() < -_FALL)
 
 
 def _count_alike(model: Any, loss: Any, unpenalized: Any) -> None:
@@ -749,7 +793,9 @@ def compile_model(
         *(getattr(variable, "regularizer", None) for variable in model.trainable_variables),
         *(getattr(layer, "activity_regularizer", None) for layer in model._flatten_layers()),
     )
-    unpenalized = keras.metrics.Mean(name=UNPENALIZED_LOSS) if any(penalties) else None
+    inputs, targets, weights = (np.ones(*shape) for shape in interface.batch_shapes(1, with_margin=False))
+    is_penalized = any(penalties) or _adds_losses(model, inputs)
+    unpenalized = keras.metrics.Mean(name=UNPENALIZED_LOSS) if is_penalized else None
     model.compile(
         optimizer=_optimizer(params, num_replicas, steps_per_epoch, model),
         loss=loss,
@@ -762,7 +808,6 @@ def compile_model(
     for layer in model._flatten_layers():
         layer.add_loss = functools.partial(_add_float32_loss, layer)
     # Creates the metrics' variables. `fit` would create them in its first step, after a checkpoint is restored.
-    inputs, targets, weights = (np.ones(*shape) for shape in interface.batch_shapes(1, with_margin=False))
     if params.softens_labels:
         targets = np.ones((1, *interface.output_shape), np.float32)
     try:
