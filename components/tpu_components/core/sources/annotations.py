@@ -29,6 +29,8 @@ from tpu_components.core.sources.targets import SEPARATOR
 
 _ADDRESS = re.compile(r"^/data/(local-files/\?d=)?")  # Start of paths in Label Studio's storage.
 _ANSWERS = ("choices", "taxonomy", "rating", "number")  # Types of results that label a whole task.
+# Keys of a result's value that say where in an image, a text, an audio or a video it is.
+_PLACES = ("x", "points", "rle", "start", "sequence")
 _LABEL_STUDIO = "a Label Studio export (JSON or JSON-MIN)"
 _CVAT = "a CVAT annotations.xml (CVAT for images 1.1)"
 
@@ -105,16 +107,22 @@ def _of_task(task: Any, name: str, controls: Collection[str]) -> _Item:
 
 
 def _answers_in(annotation: Mapping[str, Any], others: dict[str, None]) -> dict[str, Sequence[str]]:
-    """Return the labels of an annotation, by name of the control. Types of other results are added to `others`."""
+    """Return the labels of an annotation, by name of the control. Types of other results are added to `others`.
+
+    A choice for a region of the task (`perRegion`) is not a label of the task. It has the region's ID and place.
+    """
     choices: dict[str, Sequence[str]] = {}
-    for result in annotation.get("result") or ():
-        if not isinstance(result, dict) or "from_name" not in result:
-            continue
-        if result.get("type") not in _ANSWERS:
-            others[str(result.get("type"))] = None
+    results = [one for one in annotation.get("result") or () if isinstance(one, dict) and "from_name" in one]
+    regions = {result.get("id") for result in results if result.get("type") not in _ANSWERS} - {None}
+    for result in results:
+        kind, value = str(result.get("type")), result.get("value")
+        if kind not in _ANSWERS:
+            others[kind] = None
+        elif result.get("id") in regions or (isinstance(value, dict) and any(place in value for place in _PLACES)):
+            others[f"{kind} of regions"] = None
         else:
             control = as_nfc(str(result["from_name"]))
-            labels = [*choices.get(control, ()), *_labels_in(result.get("value"))]
+            labels = [*choices.get(control, ()), *_labels_in(value)]
             choices[control] = list(dict.fromkeys(labels))
     return choices
 

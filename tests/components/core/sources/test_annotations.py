@@ -188,6 +188,23 @@ def test_odd_values_of_a_task_are_no_labels_and_no_errors(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("place", "of_region"),
+    [({"x": 1, "y": 2, "width": 3, "height": 4}, "r"), ({"start": 0, "end": 3}, "other"), ({}, "r")],
+)
+def test_a_choice_for_a_region_is_no_label_of_the_task(tmp_path, place, of_region):
+    tasks = [_task(i, {"text": f"text {i}"}, "ab"[i % 2]) for i in range(4)]
+    region = {"from_name": "box", "type": "labels", "id": "r", "value": {**place, "labels": ["x"]}}
+    choice = {"from_name": "kind", "type": "choices", "id": of_region, "value": {**place, "choices": ["c"]}}
+    for task in tasks:
+        task["annotations"][0]["result"] += [region, choice]
+    assert _listed(tmp_path / "export.json", tasks).class_names == ("a", "b")
+    for task in tasks:
+        task["annotations"][0]["result"] = [region, choice]
+    with pytest.raises(InputError, match="only annotations of the types 'choices of regions', 'labels'"):
+        _listed(tmp_path / "export.json", tasks)
+
+
+@pytest.mark.parametrize(
     ("kind", "values", "classes"),
     [
         ("choices", [[True], [False]], ("False", "True")),
