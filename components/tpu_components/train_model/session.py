@@ -21,14 +21,10 @@ from tpu_components.core.machines.device import Device
 from tpu_components.core.machines.hosts import ProcessGroup
 from tpu_components.core.models.lookup import build_model
 from tpu_components.core.models.trained import check_rebuilds
-from tpu_components.core.models.training_step.compiling import (
-    compile_model,
-    own_optimizer,
-    say_what_is_used,
-    used_hyperparameters,
-    weigh_classes,
-)
+from tpu_components.core.models.training_step.compiling import compile_model, say_what_is_used, used_hyperparameters
 from tpu_components.core.models.training_step.hyperparameters import TrainParams
+from tpu_components.core.models.training_step.losses import weigh_classes
+from tpu_components.core.models.training_step.optimizers import own_optimizer
 from tpu_components.core.models.training_step.sharding import FULLY_SHARDED
 from tpu_components.core.models.training_step.stages import Freezer, PlannedStage, plan_stages, stage_of
 from tpu_components.train_model.checkpoints import checkpoint

@@ -42,8 +42,10 @@ from tpu_components.core.metrics.definitions import HIGHER, LOWER, direction
 from tpu_components.core.metrics.keras_metrics import adapt, direction_of, measured_by
 from tpu_components.core.models.lookup import explain, has_added_class
 from tpu_components.core.models.trained import save_architecture
-from tpu_components.core.models.training_step.compiling import UNPENALIZED_LOSS, learning_rate_at, make_callbacks
+from tpu_components.core.models.training_step.callbacks import make_callbacks
+from tpu_components.core.models.training_step.compiling import UNPENALIZED_LOSS
 from tpu_components.core.models.training_step.hyperparameters import AUTO, TrainParams
+from tpu_components.core.models.training_step.optimizers import learning_rate_at
 from tpu_components.core.models.training_step.sharding import FULLY_SHARDED, fully_shard
 from tpu_components.core.models.training_step.wrapping import count_synchronized_layers
 from tpu_components.train_model import heartbeat

@@ -11,8 +11,8 @@ from tests.components.train_model.interrupting import continue_training, train_a
 from tests.components.train_model.weights import assert_equal_models, history_of, weights_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import learning_rates
-from tpu_components.core.models.training_step.compiling import copy_optimizer
 from tpu_components.core.models.training_step.hyperparameters import Stage
+from tpu_components.core.models.training_step.optimizers import copy_optimizer
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.create_tfrecords import write_records
 from tpu_components.evaluate_model import EvaluateParams, evaluate_model
@@ -528,7 +528,7 @@ def test_a_named_loss_from_logits_gets_probabilities(small, digits_records, tmp_
 def test_a_loss_of_logits_is_refused_because_it_gets_probabilities(small, digits_records, tmp_path, name, loss, last):
     params = small(f"def loss(y_true, y_pred):\n    return {loss}", last if last == "None" else f"'{last}'")
     if name == "inside":
-        with pytest.raises(InputError, match="loss=loss expects logits: .*Remove from_logits=True"):
+        with pytest.raises(InputError, match=r"loss=loss expects logits: .*Remove from_logits=True"):
             train_model(params, digits_records, tmp_path / "model")
     else:
         assert train_model(params, digits_records, tmp_path / "model").epochs == 1

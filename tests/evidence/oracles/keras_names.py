@@ -12,8 +12,8 @@ import numpy as np
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.core.machines import device
-from tpu_components.core.models.training_step import compiling
 from tpu_components.core.models.training_step.compiling import compile_model
+from tpu_components.core.models.training_step.keras_names import class_of, keras_classes
 from tpu_components.train_model import TrainParams
 
 STEPS, EPOCHS, BATCH = 10, 5, 8
@@ -56,7 +56,7 @@ def compare(kind: str, name: str, is_jax: bool) -> float:
     import keras
 
     own = {"optimizer": "adam", "optimizer_parameters": {"global_clipnorm": 1.0, "gradient_accumulation_steps": 2}}
-    found = compiling.class_of(kind, name)
+    found = class_of(kind, name)
     optimizer, rate, loss = keras.optimizers.Adam, 0.01, "sparse_categorical_crossentropy"
     if kind == "optimizer":
         own[kind], optimizer = name, found
@@ -98,7 +98,7 @@ def main(backend: str) -> dict[str, dict[str, float | str]]:
     keras.config.set_dtype_policy("float64")
     said: dict[str, dict[str, float | str]] = {}
     for kind in ("optimizer", "learning_rate_schedule", "loss"):
-        for name in compiling.keras_classes(kind):
+        for name in keras_classes(kind):
             try:
                 found: float | str = compare(kind, name, backend == "jax")
             except InputError as error:

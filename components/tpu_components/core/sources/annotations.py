@@ -112,7 +112,8 @@ def _answers_in(annotation: Mapping[str, Any], others: dict[str, None]) -> dict[
     A choice for a region of the task (`perRegion`) is not a label of the task. It has the region's ID and place.
     """
     choices: dict[str, Sequence[str]] = {}
-    results = [one for one in annotation.get("result") or () if isinstance(one, dict) and "from_name" in one]
+    every = annotation.get("result") or ()
+    results = [result for result in every if isinstance(result, dict) and "from_name" in result]
     regions = {result.get("id") for result in results if result.get("type") not in _ANSWERS} - {None}
     for result in results:
         kind, value = str(result.get("type")), result.get("value")

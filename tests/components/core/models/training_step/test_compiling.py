@@ -9,12 +9,8 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.core.machines import device
 from tpu_components.core.models.lookup import Brought, build_model
-from tpu_components.core.models.training_step.compiling import (
-    compile_model,
-    learning_rate_at,
-    scale_learning_rate,
-    used_hyperparameters,
-)
+from tpu_components.core.models.training_step.compiling import compile_model, used_hyperparameters
+from tpu_components.core.models.training_step.optimizers import learning_rate_at, scale_learning_rate
 from tpu_components.train_model import TrainParams, train_model
 
 

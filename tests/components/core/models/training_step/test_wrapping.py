@@ -14,7 +14,8 @@ from tpu_components.core.examples.records import load_split
 from tpu_components.core.machines import device
 from tpu_components.core.models.lookup import build_model
 from tpu_components.core.models.ready import REGISTRY
-from tpu_components.core.models.training_step.compiling import compile_model, exempt_from_decay
+from tpu_components.core.models.training_step.compiling import compile_model
+from tpu_components.core.models.training_step.optimizers import exempt_from_decay
 from tpu_components.train_model import train_model
 
 _DIGITS, _ = READY_DATA["digits_cnn"]

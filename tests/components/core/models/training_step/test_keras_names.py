@@ -12,9 +12,11 @@ from tests.evidence.oracles import keras_names
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import MULTI_LABEL, ImageInput, Interface
 from tpu_components.core.machines import device
-from tpu_components.core.models.training_step import compiling
-from tpu_components.core.models.training_step.compiling import compile_model, in_steps, learning_rate_at, weigh_classes
+from tpu_components.core.models.training_step.compiling import compile_model
 from tpu_components.core.models.training_step.hyperparameters import TrainParams
+from tpu_components.core.models.training_step.keras_names import class_of, offered_names
+from tpu_components.core.models.training_step.losses import weigh_classes
+from tpu_components.core.models.training_step.optimizers import in_steps, learning_rate_at
 
 INTERFACE = Interface(ImageInput((4, 4, 1), "raw"), 3)
 
@@ -50,7 +52,7 @@ def test_every_optimizer_schedule_and_loss_trains_as_in_fit_of_keras_or_is_refus
     }
     for kind, facts in said.items():
         refused = {name for name, fact in facts.items() if isinstance(fact, str)}
-        assert not refused & {name.replace("_", "") for name in compiling.offered_names(kind)}
+        assert not refused & {name.replace("_", "") for name in offered_names(kind)}
     assert len(said["optimizer"]) >= 16
     assert len(said["loss"]) >= 22
     assert len(said["learning_rate_schedule"]) >= 6
@@ -136,24 +138,24 @@ def test_what_takes_class_numbers_is_not_for_several_labels(settings, said):
 )
 def test_a_typo_is_corrected_to_the_name_that_a_configuration_writes(kind, typo, meant):
     with pytest.raises(InputError, match=rf"Did you mean '{meant}'\?"):
-        compiling.class_of(kind, typo)
+        class_of(kind, typo)
 
 
 @pytest.mark.parametrize("kind", ["optimizer", "learning_rate_schedule", "loss", "metric", "callback"])
 def test_every_offered_name_is_found_and_none_is_refused(kind):
-    offered = compiling.offered_names(kind)
+    offered = offered_names(kind)
     assert len(set(offered)) == len(offered) > 5
     for name in set(offered) - {"auto", "constant", "cosine"}:
-        assert compiling.class_of(kind, name)
+        assert class_of(kind, name)
     refused = {"loss_scale_optimizer", "multi_optimizer", "ctc", "circle", "dice", "tversky", "mean_metric_wrapper"}
     assert not refused & set(offered)
 
 
 def test_names_are_taken_in_any_spelling():
-    assert compiling.class_of("optimizer", "adam_w") is compiling.class_of("optimizer", "AdamW")
-    assert compiling.class_of("loss", "binary_focal_crossentropy").__name__ == "BinaryFocalCrossentropy"
-    assert compiling.class_of("loss", "mse") is compiling.class_of("loss", "mean_squared_error")
-    assert compiling.class_of("metric", "MAE") is compiling.class_of("metric", "MeanAbsoluteError")
+    assert class_of("optimizer", "adam_w") is class_of("optimizer", "AdamW")
+    assert class_of("loss", "binary_focal_crossentropy").__name__ == "BinaryFocalCrossentropy"
+    assert class_of("loss", "mse") is class_of("loss", "mean_squared_error")
+    assert class_of("metric", "MAE") is class_of("metric", "MeanAbsoluteError")
 
 
 def test_weight_decay_of_the_optimizer_is_that_of_the_training():

@@ -1,0 +1,76 @@
+"""Callbacks of the configuration and of the model."""
+
+import re
+from collections.abc import Collection
+from typing import Any
+
+from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.base.frameworks import keras
+from tpu_components.core.models.lookup import brought_by
+from tpu_components.core.models.training_step.hyperparameters import TrainParams
+from tpu_components.core.models.training_step.keras_names import create
+
+# Methods of a callback that training does not call.
+_UNUSED_HOOKS = ("on_epoch_begin", "on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+
+
+def make_callbacks(model: Any, params: TrainParams, known: Collection[str]) -> list[Any]:
+    """Return the callbacks of the configuration and of the model. Their `on_train_begin` has been called.
+
+    Raises:
+        InputError: If Keras does not have a callback, a callback monitors a metric that is not in `known` (the
+            names of the measured metrics), or `ReduceLROnPlateau` is combined with a schedule.
+    """
+    named = [create("callback", name, parameters) for name, parameters in params.callbacks.items()]
+    callbacks = [*named, *brought_by(model).callbacks]
+    names = [re.sub("^validation_", "val_", name) for name in known]
+    for callback in callbacks:
+        kind = type(callback).__name__
+        monitor = getattr(callback, "monitor", None)
+        if monitor is not None and monitor not in {*names, *known}:
+            raise InputError(
+                (
+                    f"The callback {kind} monitors {monitor!r}, which is not measured: expected one of "
+                    f"{', '.join(names)}. Change the callback's parameter monitor."
+                )
+                + did_you_mean(monitor, names)
+            )
+        if isinstance(callback, keras.callbacks.ReduceLROnPlateau) and not isinstance(
+            model.optimizer._learning_rate, keras.Variable
+        ):
+            raise InputError(
+                f"{kind} needs a learning rate without a schedule and without warmup_epochs. Set "
+                "training.learning_rate_schedule=constant and training.warmup_epochs=0."
+            )
+        _check_hooks(callback)
+        callback.set_model(model)
+        callback.set_params({"epochs": params.epochs, "steps": None, "verbose": 0})
+        callback.on_train_begin()
+    return callbacks
+
+
+def _check_hooks(callback: Any) -> None:
+    """Check that a callback does not need methods that training does not call.
+
+    Keras's own callbacks pass, except LearningRateScheduler and LambdaCallback: usually, on_epoch_end is enough for
+    them.
+
+    Raises:
+        InputError: If it needs such a method.
+    """
+    kind = type(callback)
+    advice = "Move the code to on_epoch_end."
+    unused = [
+        name
+        for name in _UNUSED_HOOKS
+        if name in vars(callback) or getattr(kind, name) is not getattr(keras.callbacks.Callback, name)
+    ]
+    if isinstance(callback, keras.callbacks.LearningRateScheduler):
+        advice = "Set training.learning_rate_schedule, or change the learning rate in on_epoch_end."
+    elif kind.__module__.startswith("keras.") and not isinstance(callback, keras.callbacks.LambdaCallback):
+        return
+    if unused:
+        raise InputError(
+            f"The callback {kind.__name__} has {' and '.join(unused)}, but training calls only on_train_begin and "
+            f"on_epoch_end of a callback. {advice}"
+        )
