@@ -11,10 +11,12 @@ from tpu_components.core.base import progress
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.frameworks import keras
 from tpu_components.core.examples.artifacts import Manifest, ModelInfo
+from tpu_components.core.models.lookup import UNITS_LAYER
 from tpu_components.core.models.trained import load_trained_model
 from tpu_components.core.registry.opening import parse_reference
 from tpu_components.core.registry.reference import MODEL_DIR, version_name
 from tpu_components.core.registry.versions import fetch, fetch_folder, model_digest
+from tpu_components.train_model.checkpoints import checkpoint
 from tpu_components.train_model.result import STEP
 
 
@@ -32,8 +34,11 @@ class InitialModel:
     digest: str
     directory: Path
 
-    def weights(self, model: Any) -> list[np.ndarray]:
-        """Return the weights of the trained model's best epoch, in the order of `model.weights`.
+    def copy_to(self, model: Any) -> None:
+        """Give a model the weights of the trained model's best epoch, so that it predicts what the trained model does.
+
+        A regression keeps the units in which the trained model's layers predict. With the mean and deviation of other
+        data, the same weights would predict other numbers.
 
         Args:
             model: The keras.Model that starts with these weights.
@@ -51,7 +56,15 @@ class InitialModel:
                 f"Use the model and the parameters with which {self.name} was trained, or remove "
                 "training.initial_model."
             )
-        return [np.asarray(keras.ops.convert_to_numpy(weight)) for weight in trained.weights]
+        checkpoint.assign(model.weights, [np.asarray(keras.ops.convert_to_numpy(one)) for one in trained.weights])
+        if units := _units_of(model):
+            kept = _units_of(trained)
+            units.scale, units.offset = (kept.scale, kept.offset) if kept else (1.0, 0.0)
+
+
+def _units_of(model: Any) -> Any:
+    """Return the layer that converts a regression's outputs to the targets' units, or None if there is none."""
+    return next((layer for layer in model.layers if layer.name == UNITS_LAYER), None)
 
 
 def _shapes(model: Any) -> list[str]:

@@ -24,7 +24,7 @@ from tpu_components.core.models.trained import check_rebuilds
 from tpu_components.core.models.training_step.compiling import compile_model, say_what_is_used, used_hyperparameters
 from tpu_components.core.models.training_step.hyperparameters import TrainParams
 from tpu_components.core.models.training_step.losses import weigh_classes
-from tpu_components.core.models.training_step.optimizers import own_optimizer
+from tpu_components.core.models.training_step.optimizers import check_accumulation, own_optimizer
 from tpu_components.core.models.training_step.sharding import FULLY_SHARDED
 from tpu_components.core.models.training_step.stages import Freezer, PlannedStage, plan_stages, stage_of
 from tpu_components.train_model.checkpoints import checkpoint
@@ -112,9 +112,8 @@ class Session:
             warn = functools.partial(progress.say, STEP)
             self.model = build_model(params.model, manifest.interface, params.model_parameters, warn)
         if initial:
-            weights = initial.weights(self.model)
             with device.scope():
-                checkpoint.assign(self.model.weights, weights)
+                initial.copy_to(self.model)
         self.freezer = Freezer(self.model)
         self.stages = plan_stages(params)
         self.step_times = StepTimes()
@@ -154,6 +153,7 @@ class Session:
                 self.device.jit_compile,
                 self.class_weights,
             )
+        check_accumulation(self.model.optimizer, self.steps * stage.params.epochs)
         # Maps each weight to the variable that is validated and saved for it: its running average, or the weight.
         names = {id(variable): name for name, variable in self.variables().items()}
         self._averages = {f"weight/{i:05d}": names[id(variable)] for i, variable in enumerate(averages)}

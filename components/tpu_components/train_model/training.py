@@ -275,7 +275,8 @@ class _Training:
         Validation metrics are passed under two names: the name in the history, such as `validation_loss`, and Keras's
         name, such as `val_loss`.
         """
-        logs = {re.sub("^validation_", "val_", name): value for name, value in entry.items()} | {**entry}
+        metrics = {name: value for name, value in entry.items() if name != "epoch"}  # As in Keras.
+        logs = {re.sub("^validation_", "val_", name): value for name, value in metrics.items()} | metrics
         for callback in self._callbacks:
             try:
                 callback.on_epoch_end(int(entry["epoch"]) - 1, dict(logs))

@@ -15,6 +15,7 @@ from tpu_components.core.examples.feeding import is_held_in_memory
 from tpu_components.core.examples.records import Examples
 from tpu_components.core.metrics.keras_metrics import measure
 from tpu_components.core.models.trained import predict
+from tpu_components.core.models.training_step.losses import validation_loss
 from tpu_components.core.models.training_step.sharding import array_sharding
 from tpu_components.train_model.loop import put_part
 from tpu_components.train_model.session import Session
@@ -174,6 +175,7 @@ class Validation:
         self._session = session
         self._split = split
         self._metrics = metrics
+        self._loss = validation_loss(session.params, session.manifest.interface, session.model)
         self._predictor: ShardedPredictor | None = None
         share = session.group.hosts.share
         if is_resident or share.count > 1:
@@ -195,7 +197,7 @@ class Validation:
             else:
                 batch_size = session.params.batch_size_per_replica
                 outputs = predict(session.model, examples.inputs, batch_size, session.device.num_replicas)
-            losses.append(task.losses(examples.labels, outputs))
+            losses.append(self._loss(examples.labels, outputs))
             scores.append(task.scores(examples.labels, outputs))
             if self._metrics:
                 answers.append([session.group.gather(array) for array in (examples.labels, outputs)])

@@ -146,6 +146,14 @@ def test_custom_layers_need_their_code_which_travels_with_the_model(digits_recor
     assert load_trained_model(tmp_path / "model").output_shape == (None, 10)
 
 
+_LINEAR = """
+import keras
+
+def build_model(image_shape, num_targets):
+    return keras.Sequential([keras.Input(image_shape), keras.layers.Flatten(), keras.layers.Dense(num_targets)])
+"""
+
+
 def test_a_regression_gives_the_units_of_its_targets(digits_records, tmp_path):
     pixels = load_split(digits_records, Manifest.load(digits_records), "train").inputs
     targets = pixels.mean(axis=(1, 2, 3)) * 10 + 500
@@ -167,6 +175,22 @@ def test_a_regression_gives_the_units_of_its_targets(digits_records, tmp_path):
         tmp_path / "ev",
     )
     assert judged.metrics["r2"] == pytest.approx(1, abs=1e-4)
+    (tmp_path / "own.py").write_text(_LINEAR)
+    start = TrainParams(
+        str(tmp_path / "own.py"),
+        initial_model=str(tmp_path / "model"),
+        learning_rate=1e-12,
+        epochs=1,
+        backend="tensorflow",
+    )
+    train_model(start, tmp_path / "records", tmp_path / "trained")
+    started = evaluate_model(
+        EvaluateParams(accelerator="cpu", max_regression={"r2": 0.0}),
+        tmp_path / "records",
+        tmp_path / "trained",
+        tmp_path / "started",
+    )
+    assert started.metrics["r2"] == pytest.approx(1, abs=1e-4)
 
 
 SOFTMAX = {"last": LAYERS.Dense(10, activation="softmax")}

@@ -10,7 +10,9 @@ import pytest
 from tests.components.train_model.interrupting import continue_training, train_alone, train_until_sigterm
 from tests.components.train_model.weights import assert_equal_models, history_of, weights_of
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.examples.artifacts import learning_rates
+from tpu_components.core.examples import records
+from tpu_components.core.examples.artifacts import LAST_WEIGHTS_FILE, Manifest, learning_rates
+from tpu_components.core.models.trained import load_trained_model, predict
 from tpu_components.core.models.training_step.hyperparameters import Stage
 from tpu_components.core.models.training_step.optimizers import copy_optimizer
 from tpu_components.core.sources.params import WriteParams
@@ -65,11 +67,15 @@ def test_a_model_keeps_what_it_brings_and_the_gate_asks_for_its_metrics(own, dig
     assert "training uses the model's own optimizer Lion, loss loss, metrics sharpness, f1, callbacks Halve" in said
     assert "Its outputs are treated as logits, and softmax is added" in said
     history = history_of(tmp_path / "model")
+    validation = records.load_split(digits_records, Manifest.load(digits_records), "validation")
     assert [entry["learning_rate"] for entry in history] == pytest.approx([0.004, 0.002, 0.001])
     assert result.judged_by == "validation_f1"
     assert result.best_epoch == 1 + int(np.argmax([entry["validation_f1"] for entry in history]))
-    # The loss is the model's own, the validation loss that of the task.
-    assert history[-1]["loss"] / history[-1]["validation_loss"] == pytest.approx(2, rel=0.5)
+    # Both losses are the model's own: twice the cross-entropy.
+    probabilities = predict(load_trained_model(tmp_path / "model", LAST_WEIGHTS_FILE), validation.inputs, 256)
+    right = probabilities[np.arange(len(validation.labels)), validation.labels]
+    cross_entropy = -np.log(right.clip(1e-7)).mean()
+    assert history[-1]["validation_loss"] == pytest.approx(2 * cross_entropy, rel=1e-4)
     bounds = EvaluateParams(minimum={"f1": 0.5, "sharpness": 0.2, "top_k_categorical_accuracy": 0.6})
     evaluation = evaluate_model(bounds, digits_records, tmp_path / "model", tmp_path / "evaluation")
     assert evaluation.promote, evaluation.reasons
@@ -310,6 +316,7 @@ def test_a_model_with_one_output_trains_as_in_fit_of_keras_and_is_judged_by_its_
         model_parameters={"activation": activation, "loss": loss, "measured": measured},
         epochs=2,
         learning_rate=0.001,  # The default, so that the model keeps its own optimizer.
+        metrics={"f1_score": {"average": "macro"}} if measured else {},
         batch_size_per_replica=num_examples,
     )
     train_model(params, odd_digits, tmp_path / "model")
@@ -324,6 +331,7 @@ def test_a_model_with_one_output_trains_as_in_fit_of_keras_and_is_judged_by_its_
     second = probabilities[:, 1]
     assert result.metrics["accuracy"] == pytest.approx(np.mean((second > 0.5) == test.labels))
     if measured:
+        assert result.metrics["f1_score"] == pytest.approx(result.metrics["macro_f1"])
         assert result.metrics["binary_accuracy"] == pytest.approx(result.metrics["accuracy"])
         assert result.metrics["precision"] == pytest.approx(precision_score(test.labels, second > 0.5))
         assert result.metrics["auc"] == pytest.approx(roc_auc_score(test.labels, second), abs=0.01)
@@ -460,6 +468,14 @@ def small(tiny, tmp_path):
             "callbacks = [keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: None)]",
             "LambdaCallback has on_epoch_begin",
         ),
+        (
+            "callbacks = [keras.callbacks.BackupAndRestore('backup')]",
+            "BackupAndRestore is not supported. Training resumes without it. Remove it",
+        ),
+        (
+            "callbacks = [keras.callbacks.SwapEMAWeights()]",
+            "SwapEMAWeights is not supported. Set training.ema_decay instead",
+        ),
         ("callbacks = [Failing()]", "callback Failing failed at the end of epoch 1: KeyError: 'val_f3'"),
     ],
 )
@@ -510,6 +526,16 @@ def test_a_named_loss_from_logits_gets_probabilities(small, digits_records, tmp_
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+def test_label_smoothing_is_left_out_of_the_validation_loss_of_a_named_loss(small, digits_records, tmp_path):
+    params = small(loss="categorical_focal_crossentropy", label_smoothing=0.5)
+    train_model(params, digits_records, tmp_path / "model")
+    split = records.load_split(digits_records, Manifest.load(digits_records), "validation")
+    outputs = predict(load_trained_model(tmp_path / "model", LAST_WEIGHTS_FILE), split.inputs, 256)
+    losses = keras.losses.categorical_focal_crossentropy(np.eye(10, dtype=np.float32)[split.labels], outputs)
+    (entry,) = history_of(tmp_path / "model")
+    assert entry["validation_loss"] == pytest.approx(np.mean(losses), rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("name", "loss", "last"),
     [
@@ -537,6 +563,20 @@ def test_a_loss_of_logits_is_refused_because_it_gets_probabilities(small, digits
 def test_a_number_without_a_fraction_may_be_a_float_of_keras(small, digits_records, tmp_path):
     params = small(optimizer_parameters={"momentum": 0}, optimizer=None)
     assert train_model(replace(params, optimizer="sgd"), digits_records, tmp_path / "model").epochs == 1
+
+
+def test_checkpoints_of_keras_are_written_by_epoch(small, digits_records, tmp_path):
+    path = tmp_path / "{epoch:02d}-{val_accuracy:.2f}.weights.h5"
+    params = small(callbacks={"model_checkpoint": {"filepath": str(path), "save_weights_only": True}})
+    train_model(params, digits_records, tmp_path / "model")
+    accuracy = history_of(tmp_path / "model")[0]["validation_accuracy"]
+    assert (tmp_path / f"01-{accuracy:.2f}.weights.h5").exists()
+
+
+def test_a_metric_that_training_cannot_call_with_weights_is_refused(small, digits_records, tmp_path):
+    params = replace(small(), metrics={"mean_io_u": {"num_classes": 10}})
+    with pytest.raises(InputError, match="The metric 'mean_io_u' does not fit the data"):
+        train_model(params, digits_records, tmp_path / "model")
 
 
 def test_a_metric_of_the_model_does_not_replace_the_tasks_own(small, digits_records, tmp_path):

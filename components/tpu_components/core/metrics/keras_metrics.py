@@ -44,14 +44,18 @@ def adapt(metric: Any, interface: Interface, has_one_output: bool) -> Any:
         has_one_output: Whether a user's model has only one output, the probability of the second class; see
             `core.models.lookup.has_added_class`.
     """
-    plain = functools.partial(type(metric).update_state, metric)
 
     def result(targets: np.ndarray, outputs: np.ndarray) -> Any:
+        """Return the metric of weighted examples. Some metrics get variables for the shape of their first targets."""
         try:
-            plain(targets, outputs)
-            return ops.convert_to_numpy(metric.result())
+            other = type(metric).from_config(metric.get_config())
+        except Exception:  # The class or function may be the user's own, and not registered.
+            other = metric
+        try:
+            type(other).update_state(other, targets, outputs, np.ones(len(targets), np.float32))
+            return ops.convert_to_numpy(other.result())
         finally:
-            metric.reset_state()
+            other.reset_state()
 
     def try_on(targets: np.ndarray, outputs: np.ndarray) -> str:
         try:
@@ -63,6 +67,7 @@ def adapt(metric: Any, interface: Interface, has_one_output: bool) -> Any:
         return bool(result(targets, right) != result(targets, wrong))
 
     what = f"The metric {metric.name!r}"
+    plain = functools.partial(type(metric).update_state, metric)
     metric.update_state = convert_targets(
         plain, try_on, what, interface, tells_apart=tells_apart if has_one_output else None
     )

@@ -52,6 +52,10 @@ _ACTIVATIONS = ("linear", "softmax", "sigmoid", "hard_sigmoid", "log_softmax", "
 _NEUTRAL = ("Reshape", "Flatten", "Identity", "Squeeze", "ExpandDims", "Cast", "Dropout")
 
 
+# Operations and layers that compute integers from integers, and whose results may be outside of the type's range.
+_OVERFLOWING = ("Add", "Subtract", "Multiply", "Negative", "Square", "Power")
+
+
 _TORCH_PACKAGES = ("torch", "torchvision", "pytorch_lightning", "lightning", "timm")
 _TORCH = " This is PyTorch code, but a Keras model is required: write the model with keras.layers."
 
@@ -393,6 +397,12 @@ def fit_to_data(
             f"The model {name!r} does not fit the data: expected input {expected[0]} and output {expected[1]}, "
             f"received {model.input_shape} and {model.output_shape}. {_advise_on_shape(name, model, interface)}"
         )
+    if operation := _overflowing_operation(model):
+        raise InputError(
+            f"The model {name!r} applies {operation!r} to pixels as 8-bit integers, whose results wrap around: "
+            '0 - 1 is 255. Begin the model with keras.ops.cast(inputs, "float32"), also before a preprocess_input of '
+            "keras.applications, or with keras.layers.Rescaling."
+        )
     if layer := _layer_for_floats(model):
         raise InputError(
             f"The model {name!r} passes integers of its input to the layer {layer!r}, which needs floats. Begin the "
@@ -417,6 +427,12 @@ def fit_to_data(
     else:
         _check_ending(name, answer, task, activation)
     if interface.mean:
+        if name.endswith(".keras"):
+            warn(
+                f"The outputs of {name!r} are taken as standardised targets (mean 0, deviation 1): a layer that "
+                "converts them to the targets' units is added. If the model already predicts in these units, import it "
+                "with import_model, and set training.initial_model to the imported model."
+            )
         units = keras.layers.Rescaling(list(interface.std), list(interface.mean), name=UNITS_LAYER, dtype="float32")
         answer = units(answer)
     elif has_one_output:
@@ -609,6 +625,19 @@ def _ending(output: Any) -> str:
     if kind in _NEUTRAL or (kind == "Activation" and activation == "linear"):
         return _ending(operation._inbound_nodes[node_index].input_tensors[0])
     return activation
+
+
+def _overflowing_operation(model: Any) -> str:
+    """Return the name of an operation whose result is an 8-bit integer and may overflow, or "" if there is none."""
+    for part in getattr(model, "operations", model.layers):
+        if isinstance(part, keras.Model):
+            if name := _overflowing_operation(part):
+                return name
+        elif type(part).__name__ in _OVERFLOWING and any(
+            str(tensor.dtype).endswith("int8") for node in part._inbound_nodes for tensor in node.output_tensors
+        ):
+            return type(part).__name__.lower()
+    return ""
 
 
 def _layer_for_floats(model: Any) -> str:

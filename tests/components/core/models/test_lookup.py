@@ -1,6 +1,7 @@
 import importlib
 import sys
 import types
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -723,6 +724,35 @@ def test_a_layer_that_tensorflow_cannot_call_on_integers_is_refused(tmp_path, be
     else:
         answers = build_model(str(path), _DIGITS, {})(np.zeros((1, *_DIGITS.input.shape), np.uint8))
         assert answers.shape == (1, 10)
+
+
+@pytest.mark.parametrize(
+    ("begin", "operation"),
+    [
+        ("keras.applications.resnet50.preprocess_input(x)", "add"),
+        ("(x - 128) / 128", "subtract"),
+        ("x * 2", "multiply"),
+        ("keras.Sequential([keras.Input(image_shape, dtype='uint8'), Negated()])(x)", "negative"),
+        ("keras.applications.resnet50.preprocess_input(keras.ops.cast(x, 'float32'))", ""),
+        ("keras.applications.mobilenet_v2.preprocess_input(x)", ""),
+        ("x[..., ::-1] / 255 - 1", ""),
+        ("layers.Rescaling(1 / 255)(x) * 2", ""),
+    ],
+)
+def test_arithmetic_with_8_bit_pixels_is_refused(tmp_path, begin, operation):
+    """The backbone of a ResNet got 228 instead of -28.9."""
+    (path := tmp_path / "own.py").write_text(
+        "import keras\nfrom keras import layers\n\ndef build_model(image_shape, num_classes):\n"
+        f"    x = keras.Input(image_shape, dtype='uint8')\n    y = layers.Flatten()({begin})\n"
+        "    return keras.Model(x, layers.Dense(num_classes, activation='softmax')(y))\n\n"
+        "def Negated():\n    x = keras.Input((8, 8, 3), dtype='uint8')\n    return keras.Model(x, -x)\n"
+    )
+    interface = replace(_DIGITS, input=ImageInput((8, 8, 3), "raw"))
+    if operation:
+        with pytest.raises(InputError, match=rf"applies '{operation}' to pixels as 8-bit .*keras\.ops\.cast\(inputs"):
+            build_model(str(path), interface, {})
+    else:
+        assert build_model(str(path), interface, {}).output_shape == (None, 10)
 
 
 def test_a_training_step_of_a_models_own_is_refused_where_it_would_be_lost(tmp_path):

@@ -59,6 +59,10 @@ def _check_hooks(callback: Any) -> None:
         InputError: If it needs such a method.
     """
     kind = type(callback)
+    if isinstance(callback, keras.callbacks.BackupAndRestore):
+        raise InputError("The callback BackupAndRestore is not supported. Training resumes without it. Remove it.")
+    if isinstance(callback, keras.callbacks.SwapEMAWeights):
+        raise InputError("The callback SwapEMAWeights is not supported. Set training.ema_decay instead.")
     advice = "Move the code to on_epoch_end."
     unused = [
         name

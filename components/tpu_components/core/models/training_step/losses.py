@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,6 +105,19 @@ def make_loss(params: TrainParams, interface: Interface, model: Any) -> Any:
             "or sigmoid, from the loss."
         )
     return loss
+
+
+def validation_loss(params: TrainParams, interface: Interface, model: Any) -> Callable[[Any, Any], np.ndarray]:
+    """Return the loss of a validation split, as a function of labels and outputs that returns a loss of each example.
+
+    This is the loss of the training, but without label smoothing and mixup. A model's own `train_step` may have any
+    loss, so the task's loss is used for it.
+    """
+    is_plain = params.loss == OF_THE_TASK and _own_loss(params, interface, model) is None
+    if is_plain or brought_by(model).has_step:
+        return interface.task.losses
+    loss = make_loss(params, interface, model)
+    return lambda labels, outputs: keras.ops.convert_to_numpy(loss(labels, outputs))
 
 
 def _expects_logits(loss: Any, interface: Interface) -> bool:

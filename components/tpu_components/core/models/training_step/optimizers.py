@@ -45,10 +45,12 @@ def _unwrapped(optimizer: Any) -> Any:
 
 
 def learning_rate_at(optimizer: Any, step: int) -> float:
-    """Return an optimizer's learning rate at a training step. Steps count from 0 over the whole training run."""
-    optimizer = _unwrapped(optimizer)
-    rate = optimizer._learning_rate
-    step = step // (optimizer.gradient_accumulation_steps or 1)
+    """Return an optimizer's learning rate at a training step. Steps count from 0 over the whole training run.
+
+    Schedules count training steps, not updates, also if an update has the gradients of several steps: see
+    `keras.optimizers.Optimizer._get_current_learning_rate`.
+    """
+    rate = _unwrapped(optimizer)._learning_rate
     is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
     return float(np.asarray(rate(step) if is_schedule else rate))
 
@@ -79,10 +81,10 @@ def exempt_from_decay(model: Any) -> list[Any]:
     ]
 
 
-def _learning_rate(params: TrainParams, optimizer: str, num_replicas: int, steps_per_epoch: float) -> Any:
-    """Return an optimizer's learning rate: a number, or a Keras schedule that counts weight updates."""
+def _learning_rate(params: TrainParams, optimizer: str, num_replicas: int, steps_per_epoch: int) -> Any:
+    """Return an optimizer's learning rate: a number, or a Keras schedule that counts training steps."""
     peak = scale_learning_rate(params.learning_rate, num_replicas, params.learning_rate_scaling, optimizer)
-    total = max(int(steps_per_epoch * params.epochs), 1)
+    total = steps_per_epoch * params.epochs
     warmup = min(round(params.warmup_epochs * steps_per_epoch), total - 1)
     name = {"cosine": "cosine_decay"}.get(params.learning_rate_schedule, params.learning_rate_schedule)
     if name == "constant":
@@ -98,7 +100,7 @@ def _learning_rate(params: TrainParams, optimizer: str, num_replicas: int, steps
     return _warmed_up(schedule, warmup) if warmup else schedule
 
 
-def in_steps(parameters: Mapping[str, Any], steps_per_epoch: float) -> dict[str, Any]:
+def in_steps(parameters: Mapping[str, Any], steps_per_epoch: int) -> dict[str, Any]:
     """Return a schedule's parameters with epochs converted to steps.
 
     Example:
@@ -188,10 +190,8 @@ def make_optimizer(params: TrainParams, num_replicas: int, steps_per_epoch: int,
     name = "adam" if params.optimizer == OF_THE_MODEL else params.optimizer.lower()
     known = inspect.signature(class_of("optimizer", name)).parameters
     parameters = dict(params.optimizer_parameters)
-    every = parameters.get("gradient_accumulation_steps")
-    updates = steps_per_epoch / (every if isinstance(every, int) and every > 0 else 1)
     own: dict[str, Any] = dict.fromkeys(("use_ema", "ema_momentum", "ema_overwrite_frequency"))
-    own["learning_rate"] = _learning_rate(params, name, num_replicas, updates)
+    own["learning_rate"] = _learning_rate(params, name, num_replicas, steps_per_epoch)
     if name == "sgd":
         parameters = {"momentum": 0.9, "nesterov": True, **parameters}
     for decay in ("weight_decay", "adam_weight_decay"):  # The second is Muon's, for all but kernels.
@@ -222,6 +222,20 @@ def copy_optimizer(optimizer: Any) -> Any:
         if name.startswith("_exclude_from_weight_decay"):
             setattr(copied, name, copy.copy(value))
     return copied
+
+
+def check_accumulation(optimizer: Any, num_steps: int) -> None:
+    """Check that an optimizer that accumulates gradients updates the weights in a stage of `num_steps` steps.
+
+    Raises:
+        InputError: If an update needs more steps.
+    """
+    every = _unwrapped(optimizer).gradient_accumulation_steps or 1
+    if every > num_steps:
+        raise InputError(
+            f"The optimizer's gradient_accumulation_steps={every} is larger than the number of training steps, "
+            f"{num_steps}: the weights would never be updated. Reduce it, or train more epochs."
+        )
 
 
 def check_updates(model: Any) -> None:

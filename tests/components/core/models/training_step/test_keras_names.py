@@ -177,16 +177,28 @@ def test_a_schedule_rises_for_the_warmup_and_is_then_keras_own():
     assert rates == pytest.approx([0, 0.05, 0.1, 0.05, 0.025])
 
 
-def test_a_schedule_ends_with_the_training_where_several_steps_make_an_update():
+@pytest.mark.parametrize("every", [1, 4])
+def test_updates_have_the_rate_of_the_schedule_until_the_training_ends(every):
+    """An update of four steps has the rate of the fourth. The whole schedule ran in a quarter of the training."""
     model = compiled(
+        optimizer="sgd",
         learning_rate=0.1,
         learning_rate_schedule="cosine",
         warmup_epochs=0.4,
-        optimizer_parameters={"gradient_accumulation_steps": 2},
+        optimizer_parameters={"gradient_accumulation_steps": every, "momentum": 0.0}
+        if every > 1
+        else {"momentum": 0.0},
     )
-    rates = [learning_rate_at(model.optimizer, step) for step in (0, 1, 2, 4, 18, 19, 20)]
-    assert rates[:4] == pytest.approx([0, 0, 0.05, 0.1])
-    assert rates[4] == rates[5] > rates[6] == pytest.approx(0, abs=1e-8)
+    weight = model.trainable_variables[0]
+    gradients = [np.ones(variable.shape, np.float32) for variable in model.trainable_variables]
+    changes = []
+    for step in range(2 * keras_names.STEPS):
+        before = np.array(weight)
+        model.optimizer.apply(gradients)
+        changes.append(float((before - np.array(weight)).mean()))
+        rate = learning_rate_at(model.optimizer, step)
+        assert changes[-1] == pytest.approx(0 if (step + 1) % every else rate, abs=1e-6)
+    assert np.count_nonzero(np.array(changes) > 1e-4) >= 2 * keras_names.STEPS // every - 2
 
 
 def test_values_of_a_schedule_are_for_one_replica_as_the_learning_rate_is():
