@@ -42,8 +42,8 @@ def judge(
         held_out: The gate's earlier decisions on the test set, or None if they are not counted.
 
     Returns:
-        The evaluation, the metrics of all models on all examples, and the comparisons with the rivals on the examples
-        by which the model was judged.
+        The evaluation, the metrics of all models, and the comparisons with the rivals, all on the examples by which the
+        model was judged.
     """
     test_set = None
     if held_out and params.confidence > NO_CONFIDENCE:
@@ -52,20 +52,18 @@ def judge(
         rate = held_out.error_rate(whole, planned)
         test_set = TestSetUse(len(held_out.decisions) + 1, planned, whole, rate, held_out.examples_uri)
         params = dataclasses.replace(params, confidence=1 - rate)
-    measured = judged = _compute_metrics(params, predictions)
     counted = predictions
     unseen = None
     if seen is not None:
-        rest = np.flatnonzero(~seen.any(axis=0))
-        if len(rest):
-            counted = predictions.select(rest)
-            judged = _compute_metrics(params, counted)
-        unseen = Unseen.find(seen, predictions.keys, [own.metrics for own in judged] if len(rest) else [])
-    ours = judged[0]
+        unseen = Unseen.find(seen, predictions.keys)
+        if unseen.num_examples:
+            counted = predictions.select(np.flatnonzero(~seen.any(axis=0)))
+    measured = _compute_metrics(params, counted)
+    ours = measured[0]
     truth = counted.truth
     comparisons = [
         Comparison(rival.whose, theirs.metrics, compare_metrics(ours, theirs, params.confidence))
-        for rival, theirs in zip(rivals, judged[1:], strict=True)
+        for rival, theirs in zip(rivals, measured[1:], strict=True)
     ]
     baseline = find_baseline(truth, counted.outputs[0])
     groups = _describe_groups(truth, ours)
@@ -84,7 +82,7 @@ def judge(
             slices=slices,
             remarks=[rule for known in (unseen, groups, test_set) if known and (rule := known.rule)],
         ),
-        challenger=measured[0].as_dict(),
+        challenger=ours.as_dict(),
         champion=measured[1].as_dict() if rivals else None,
         registered_champion=describe_champion(params.champion, rivals),
         baseline=baseline,

@@ -150,8 +150,7 @@ def _headline_figures(evaluation: Evaluation, task: str) -> list[Figure]:
     if baseline is not None and baseline.value is not None:
         value = percent(baseline.value, 2) if BY_NAME[baseline.metric].is_share else show(baseline.value)
         notes[baseline.metric] = f"baseline {value}: {baseline.answer}"
-    # These metrics are of all examples, but intervals and differences may be of fewer.
-    known = ({}, {}) if evaluation.rest else (evaluation.intervals, evaluation.differences)
+    known = evaluation.intervals, evaluation.differences
     figures = []
     for score in list_scores(task, ours, evaluation.champion or {}, *known, ours.get("top_k")):
         if score.metric.is_headline:
@@ -162,10 +161,12 @@ def _headline_figures(evaluation: Evaluation, task: str) -> list[Figure]:
             )
             details = [cell for cell in (interval, *beside, note) if str(cell)]
             figures.append(Figure(score.label, score.value, details))
-    counts = {"Characters": "num_characters", "Unknown": "num_unknown"}
-    if task != LANGUAGE_MODEL:
-        counts = {"Examples": "num_examples"}
-    return [*figures, *(Figure(name, f"{ours[key]:,}") for name, key in counts.items())]
+    if task == LANGUAGE_MODEL:
+        counts = {"Characters": "num_characters", "Unknown": "num_unknown"}
+        return [*figures, *(Figure(name, f"{ours[key]:,}") for name, key in counts.items())]
+    seen = evaluation.unseen
+    left_out = [Cell(f"without {seen.num_seen:,} used in training", "note")] if seen and seen.num_examples else []
+    return [*figures, Figure("Examples", f"{ours['num_examples']:,}", left_out)]
 
 
 def _classification(figures: Mapping[str, Any]) -> tuple[list[Block], list[Block]]:

@@ -56,7 +56,7 @@ class InitialModel:
                 f"Use the model and the parameters with which {self.name} was trained, or remove "
                 "training.initial_model."
             )
-        checkpoint.assign(model.weights, [np.asarray(keras.ops.convert_to_numpy(one)) for one in trained.weights])
+        checkpoint.assign(model.weights, [np.asarray(keras.ops.convert_to_numpy(weight)) for weight in trained.weights])
         if units := _units_of(model):
             kept = _units_of(trained)
             units.scale, units.offset = (kept.scale, kept.offset) if kept else (1.0, 0.0)

@@ -195,6 +195,11 @@ def compare(folders: Sequence[Path]) -> RunComparison:
         notes.append("The runs were trained and scored on different data, so their results are not comparable.")
     elif not _common_split(runs):
         notes.append("The gates scored different splits (gate.split), so the results are not comparable.")
+    elif not _have_common_examples(runs):
+        notes.append(
+            "The gates left out different examples, which one of the models was trained on, so the results are not "
+            "comparable."
+        )
     notes += [f"{run.label} failed: {run.summary.error}" for run in runs if run.summary.status == State.FAILED]
     notes += [
         f"{run.label}: {absent:,} classes have no examples in the split and count as 0 in macro averages"
@@ -275,9 +280,14 @@ def _common_split(runs: Sequence[ComparedRun]) -> str:
     return splits.pop() if len(splits) == 1 else ""
 
 
+def _have_common_examples(runs: Sequence[ComparedRun]) -> bool:
+    """Return whether the gate scored all runs on the same number of examples: it leaves out what a model trained on."""
+    return len({run.summary.metrics["num_examples"] for run in runs if "num_examples" in run.summary.metrics}) < 2
+
+
 def _results(runs: Sequence[ComparedRun], one_dataset: bool) -> tuple[Row, ...]:
     metrics = [run.summary.metrics for run in runs]
-    comparable = one_dataset and _common_split(runs)
+    comparable = one_dataset and _common_split(runs) and _have_common_examples(runs)
     names = dict.fromkeys(name for figures in metrics for name in figures if name not in _COUNTS)
     return _known(
         _row("status", [run.summary.status for run in runs]),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.components.judging import said
+from tests.support.html_page import Page
 from tests.support.registered import copy_with_weights
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples import records
@@ -197,10 +198,17 @@ def test_what_a_model_has_trained_on_is_left_out_of_the_comparison_and_named(dig
         "passed: judged on 259 examples, without 100 that were used in training (0 by the model, 100 by the champion)"
     )
     assert scored["unseen"]["keys"] == list(keys[:100])
-    assert result.num_examples == 359
+    assert result.num_examples == 259
     with np.load(tmp_path / "e" / "predictions.npz") as predictions:
         rest = _compute(predictions["labels"][100:], predictions["probabilities"][100:])
-    assert scored["unseen"]["scalars"] == [rest] * 2
+    assert {name: scored["challenger"][name] for name in rest} == rest
+    assert scored["champion"] == scored["challenger"]
+    assert result.metrics == rest
+    low, high = scored["intervals"]["accuracy"]
+    assert low < rest["accuracy"] < high
+    assert np.sum(scored["challenger"]["confusion_matrix"]) == 259
+    words = " ".join(Page((tmp_path / "e" / "report.html").read_text()).words)
+    assert "259 without 100 used in training" in " ".join(words.split())
     assert f"accuracy {rest['accuracy']:.4f} ties with" in said(result)[1]
 
 

@@ -172,6 +172,19 @@ def _score(folder, split):
     _edit(folder / "summary.json", **summary)
 
 
+def test_metrics_of_different_examples_of_a_split_are_not_ranked(two_runs):
+    """A fine-tuned model was scored without the examples that the first model had been trained on, and won."""
+    summary = json.loads((two_runs[1] / "summary.json").read_text())
+    summary["metrics"]["num_examples"] -= 100
+    _edit(two_runs[1] / "summary.json", **summary)
+    found = compare(two_runs)
+    assert found.notes == (
+        "The gates left out different examples, which one of the models was trained on, so the results are not "
+        "comparable.",
+    )
+    assert not any(row.best for row in found.sections["results"])
+
+
 def test_metrics_of_different_splits_are_not_ranked(two_runs):
     _score(two_runs[1], "validation")
     found = compare(two_runs)

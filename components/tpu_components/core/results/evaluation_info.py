@@ -178,23 +178,23 @@ class Unseen:
         num_seen_by: Number of left-out examples that each model was trained on: the model and, if there is one, the
             champion.
         keys: Keys of the first left-out examples.
-        scalars: Metrics on the remaining examples, of the model and of the champion. Empty if no examples remain.
+        scalars: Metrics on the remaining examples, of the model and of the champion. Only in files of earlier versions,
+            whose `challenger` and `champion` contain the metrics on all examples.
     """
 
     num_examples: int
     num_seen: int
     num_seen_by: tuple[int, ...]
     keys: tuple[str, ...]
-    scalars: tuple[Mapping[str, float], ...]
+    scalars: tuple[Mapping[str, float], ...] = ()
 
     @classmethod
-    def find(cls, seen: np.ndarray, keys: Sequence[str], scalars: Sequence[Mapping[str, float]]) -> Self:
+    def find(cls, seen: np.ndarray, keys: Sequence[str]) -> Self:
         """Return a split without the examples that a model was trained on.
 
         Args:
             seen: bool[models, examples], whether the model was trained on the example; the challenger comes first.
             keys: Key of each example.
-            scalars: Metrics of each model on the remaining examples, by name. Empty if no examples remain.
         """
         some = seen.any(axis=0)
         left_out = np.flatnonzero(some)
@@ -203,7 +203,6 @@ class Unseen:
             num_seen=len(left_out),
             num_seen_by=tuple(seen.sum(axis=1).tolist()),
             keys=tuple(keys[i] for i in left_out[:_LISTED].tolist()),
-            scalars=tuple(scalars),
         )
 
     @property
@@ -297,7 +296,8 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
         model: The model.
         class_names: Class names, in the order of the model's outputs; for a regression, the names of the targets.
         gate: Whether to promote the model, and why.
-        challenger: The model's metrics, both the metrics of `METRICS` and metrics that only the report shows.
+        challenger: The model's metrics on the examples that the gate judges, both the metrics of `METRICS` and metrics
+            that only the report shows.
         champion: The champion's metrics on the same examples, or None without a champion.
         registered_champion: The champion of the registry, or None if no registry was queried.
         baseline: Comparison of the model with the best constant prediction; None in older files.
@@ -334,7 +334,7 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
 
     @property
     def rest(self) -> Unseen | None:
-        """The examples on which the gate judged the model, if it left out examples. None if it judged all examples."""
+        """The examples on which the gate judged the model, if `challenger` has the metrics on more, as in older files."""
         return self.unseen if self.unseen and self.unseen.scalars else None
 
     @property
