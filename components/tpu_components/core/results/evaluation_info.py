@@ -334,7 +334,7 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
 
     @property
     def rest(self) -> Unseen | None:
-        """The examples on which the gate judged the model, if `challenger` has the metrics on more, as in older files."""
+        """The examples that the gate judged, if `challenger` has metrics on more examples, as in older files."""
         return self.unseen if self.unseen and self.unseen.scalars else None
 
     @property
