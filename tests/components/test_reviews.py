@@ -176,6 +176,30 @@ def test_predict_takes_a_text_a_line_from_stdin(exported_reviews, monkeypatch):
         list(predict_inputs(exported_reviews, ["-"]))
 
 
+@pytest.mark.parametrize("lines", [False, True])
+def test_predict_reads_json_lines_as_it_reads_stdin(exported_reviews, tmp_path, lines):
+    file = tmp_path / "texts.jsonl"
+    file.write_text("\n".join([json.dumps({"text": TEXTS[0]}), TEXTS[1], '{"no": "JSON of ours"}']) + "\n", "utf-8-sig")
+    received = list(predict_inputs(exported_reviews, [str(file)], top=1, lines=lines))
+    assert [one.name for one in received] == [f"{file}[{i}]" for i in range(3)]
+    plain = list(predict_inputs(exported_reviews, [*TEXTS[:2], '{"no": "JSON of ours"}'], top=1))
+    assert [one.classes for one in received] == [one.classes for one in plain]
+    file.write_text(json.dumps({"id": 7, "text": TEXTS[0], "label": "pos"}))
+    with pytest.raises(InputError, match=r"line 1 of .*texts\.jsonl: expected only the field .*Remove the other"):
+        list(predict_inputs(exported_reviews, [str(file)], lines=lines))
+
+
+@pytest.mark.parametrize("content", ['[{"text": "good"}]', ' {"text": "good"}\n{"text": "bad"}\n', '["good", "bad"]'])
+@pytest.mark.parametrize("lines", [False, True])
+def test_predict_refuses_records_in_a_json_file(exported_reviews, tmp_path, content, lines):
+    file = tmp_path / "texts.JSON"
+    file.write_text(content)
+    with pytest.raises(InputError, match=r"texts\.JSON: expected a text, received JSON\. Save the texts as a CSV file"):
+        list(predict_inputs(exported_reviews, [str(file)], lines=lines))
+    file.write_text("[sic] a superb film")
+    assert len(list(predict_inputs(exported_reviews, [str(file)]))) == 1
+
+
 @pytest.mark.parametrize("instance", [TEXTS[1], {"text": TEXTS[1]}])
 def test_server_takes_strings(exported_reviews, instance):
     model = load_model(exported_reviews)

@@ -1,11 +1,12 @@
 """Predicts a user's files, folders, arrays and texts with an exported model."""
 
 import dataclasses
+import io
 import itertools
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ from tpu_components.serving.instances import parse_line
 
 _ARRAY_SUFFIXES = (".npy", ".npz")
 _TABLE_SUFFIXES = (".csv", ".tsv")
-_TEXT_SUFFIXES = (".txt", *_TABLE_SUFFIXES)
+_JSON_LINES_SUFFIX, _JSON_SUFFIX = ".jsonl", ".json"
+_TEXT_SUFFIXES = (".txt", _JSON_LINES_SUFFIX, _JSON_SUFFIX, *_TABLE_SUFFIXES)
 _STDIN = "-"
 _PREDICTED = {CLASSIFICATION: "classes", MULTI_LABEL: "labels", REGRESSION: "values"}
 
@@ -86,7 +88,9 @@ def continue_texts(
             "export of a language model."
         )
     alphabet = Alphabet(model.class_names)
-    for prompt in itertools.chain.from_iterable(_piped_texts() if text == _STDIN else [text] for text in prompts):
+    for prompt in itertools.chain.from_iterable(
+        _texts_in(sys.stdin.buffer, "stdin") if text == _STDIN else [text] for text in prompts
+    ):
         if not prompt:
             raise InputError(
                 "Cannot continue an empty prompt: expected at least one character. Add text to the prompt."
@@ -133,8 +137,8 @@ def predict_inputs(
         export_dir: Folder that export_model wrote.
         inputs: For a model of images: image files, folders of them, or .npy/.npz files of uint8[N, height, width(,
             channels)] arrays; arrays of labels (`y_test` next to `x_test`) are ignored, and images of another size are
-            resized. For a model of texts: files, folders of them, .csv and .tsv files, .npy/.npz files of str[N], or
-            strings. `-` reads stdin.
+            resized. For a model of texts: files, folders of them, .csv, .tsv and .jsonl files, .npy/.npz files of
+            str[N], or strings. `-` reads stdin. A line of a .jsonl file, or of stdin, is a text or `{"text": "…"}`.
         top: Number of classes to return. Labels and regression values are always all returned.
         use_int8: Use the int8 model instead of the float model.
         lines: Whether a text file contains one text per line, instead of a single text.
@@ -214,7 +218,7 @@ def _read_inputs(
 def _piped(reader: ImageInput | Tokenizer, losses: list[Mapping[str, int]]) -> Iterator[_Named]:
     """Yield names and inputs from stdin: texts, one image file, or lines of JSON in the server's format."""
     if isinstance(reader, Tokenizer):
-        for text in _piped_texts():
+        for text in _texts_in(sys.stdin.buffer, "stdin"):
             yield [text], reader.read_all([text])
         return
     stdin: Any = sys.stdin.buffer  # A BufferedReader at run time.
@@ -234,17 +238,22 @@ def _piped(reader: ImageInput | Tokenizer, losses: list[Mapping[str, int]]) -> I
                 raise InputError(f"Cannot read line {number} of stdin: {error}") from error
 
 
-def _piped_texts() -> Iterator[str]:
-    """Yield the texts of stdin, one per line, as plain text or as `{"text": "…"}`."""
-    for number, line in enumerate(sys.stdin.buffer, 1):
+def _texts_in(lines: Iterable[bytes], place: str) -> Iterator[str]:
+    """Yield the texts of lines, one per line, as plain text or as `{"text": "…"}`.
+
+    Args:
+        lines: The lines, with or without their ends.
+        place: Name of the file, or `stdin`, for error messages.
+    """
+    for number, line in enumerate(lines, 1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
-            raise InputError(f"Cannot read line {number} of stdin: {error}. Expected text in UTF-8.") from error
+            raise InputError(f"Cannot read line {number} of {place}: {error}. Expected text in UTF-8.") from error
         try:
             yield _text_of(text)
         except InputError as error:
-            raise InputError(f"Cannot read line {number} of stdin: {error}") from error
+            raise InputError(f"Cannot read line {number} of {place}: {error}") from error
 
 
 def _text_of(line: str) -> str:
@@ -260,7 +269,10 @@ def _text_of(line: str) -> str:
     if instance is None or "text" not in instance:
         return line
     if instance.keys() != {"text"} or not isinstance(instance["text"], str):
-        raise InputError(f'expected only the field "text" with a string, received {shortened(line)!r}.')
+        raise InputError(
+            f'expected only the field "text" with a string, received {shortened(line)!r}. Remove the other fields, or '
+            "save the examples as a CSV file."
+        )
     return str(instance["text"])
 
 
@@ -296,11 +308,16 @@ def _read_texts(path: str, reader: Tokenizer, lines: bool, column: str) -> _Name
                     "strings."
                 )
             texts += array.tolist()
-    elif lines:
-        # Not splitlines, which also splits at characters other than line feeds.
-        texts = [line.removesuffix("\r") for line in _read_text(path).removesuffix("\n").split("\n")]
+    elif path.lower().endswith(_JSON_LINES_SUFFIX):
+        texts = [*_texts_in(io.BytesIO(storage.read_bytes(path)), path)]
     else:
-        return [path], reader.read_all([_read_text(path)])
+        text = _read_text(path)
+        if path.lower().endswith(_JSON_SUFFIX):
+            _refuse_json(path, text)
+        if not lines:
+            return [path], reader.read_all([text])
+        # Not splitlines, which also splits at characters other than line feeds.
+        texts = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
     if not texts:
         raise InputError(f"Cannot read {path}: it contains no text. Expected at least one text.")
     return [f"{path}[{i}]" for i in range(len(texts))], reader.read_all(texts)
@@ -311,6 +328,19 @@ def _read_text(path: str) -> str:
         return storage.read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"Cannot read {path}: {error}. Expected text in UTF-8.") from error
+
+
+def _refuse_json(path: str, text: str) -> None:
+    """Raise InputError if the text of a file begins with a JSON array or object."""
+    try:
+        value, _ = json.JSONDecoder().raw_decode(text.lstrip())
+    except ValueError:
+        return
+    if isinstance(value, list | dict):
+        raise InputError(
+            f"Cannot read {path}: expected a text, received JSON. Save the texts as a CSV file, or as a .jsonl file "
+            'with one {"text": "…"} per line.'
+        )
 
 
 def _read_column(path: str, column: str) -> list[str]:

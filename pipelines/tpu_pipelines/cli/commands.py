@@ -244,8 +244,9 @@ COMMANDS = (
                 metavar="INPUT",
                 help=(
                     "image files, folders of image files, or .npy/.npz arrays. For a text model: text files, "
-                    "folders of text files, .csv and .tsv files, .npy/.npz arrays of strings, or texts. - reads stdin: "
-                    "an image, or one instance per line, as a text or as JSON in the format of the server"
+                    "folders of text files, .csv, .tsv and .jsonl files, .npy/.npz arrays of strings, or texts. A "
+                    'line of a .jsonl file is a text or {"text": "…"}. - reads stdin: an image, or one instance per '
+                    "line, as a text or as JSON in the format of the server"
                 ),
             ),
             argument(
