@@ -34,6 +34,11 @@ pytestmark = pytest.mark.heavy  # A model of texts is trained and exported, and 
 TEXTS = ["A lovely, SUPERB film<br />great", "dull plot; awful script", "", "wörter, die keiner kennt"]
 
 
+def encoded(reader, texts):
+    """The token IDs of texts, also of a text without a word."""
+    return np.stack([reader.encode(text.encode()).ids for text in texts])
+
+
 @pytest.fixture(scope="module")
 def manifest(review_records):
     return Manifest.load(review_records)
@@ -68,14 +73,14 @@ def test_saved_model_takes_raw_strings_and_answers_as_litert_does(exported_revie
     signature = tf.saved_model.load(str(exported_reviews / "saved_model")).signatures["serving_default"]
     answer = signature(text=tf.constant(TEXTS))
     model = load_model(exported_reviews)
-    probabilities = model.predict(model.reader.read_all(TEXTS))
+    probabilities = model.predict(encoded(model.reader, TEXTS))
     np.testing.assert_allclose(answer["probabilities"], probabilities, atol=1e-5)
     assert answer["class_name"].numpy()[:2].tolist() == [b"pos", b"neg"]
 
 
 def test_litert_answers_any_number_of_texts(exported_reviews):
     model = load_model(exported_reviews)
-    ids = model.reader.read_all(TEXTS)
+    ids = encoded(model.reader, TEXTS)
     many = model.predict(np.tile(ids, (5, 1)))
     assert many.shape == (20, 2)
     for i in range(20):
@@ -176,6 +181,21 @@ def test_predict_takes_a_text_a_line_from_stdin(exported_reviews, monkeypatch):
         list(predict_inputs(exported_reviews, ["-"]))
 
 
+def test_predict_leaves_out_texts_without_a_word(exported_reviews, tmp_path, monkeypatch, capsys):
+    (tmp_path / "table.csv").write_text('text\nsuperb\n"  "\nwörter die keiner kennt\n')
+    (tmp_path / "empty.txt").touch()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"awful\n\n")))
+    inputs = [TEXTS[0], "!!!", f"{tmp_path}/table.csv", f"{tmp_path}/empty.txt", "-", "dull"]
+    received = predict_inputs(exported_reviews, inputs)
+    names = [next(received).name for _ in range(5)]
+    assert names == [TEXTS[0], f"{tmp_path}/table.csv[0]", f"{tmp_path}/table.csv[2]", "awful", "dull"]
+    with pytest.raises(InputError, match="4 inputs cannot be predicted, the first one is '!!!'"):
+        next(received)
+    said = capsys.readouterr().err
+    for name in ("!!!", f"{tmp_path}/table.csv[1]", f"{tmp_path}/empty.txt", ""):
+        assert f"left out: {name!r}: expected a text with at least one word" in said
+
+
 @pytest.mark.parametrize("lines", [False, True])
 def test_predict_reads_json_lines_as_it_reads_stdin(exported_reviews, tmp_path, lines):
     file = tmp_path / "texts.jsonl"
@@ -213,6 +233,13 @@ def test_server_refuses_what_is_no_text(exported_reviews, instance):
     model = load_model(exported_reviews)
     with pytest.raises(InputError, match=r'instances\[0\]: expected a string, or {"text": "…"}. Received: '):
         parse_request(json.dumps({"instances": [instance]}).encode(), model.reader, ServeParams())
+
+
+@pytest.mark.parametrize("text", ["", "   ", "!!!"])
+def test_server_refuses_a_text_without_a_word(exported_reviews, text):
+    model = load_model(exported_reviews)
+    with pytest.raises(InputError, match=r"instances\[1\]: expected a text with at least one word"):
+        parse_request(json.dumps({"instances": ["unbekannt", text]}).encode(), model.reader, ServeParams())
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +295,7 @@ def test_a_champion_of_the_earlier_rule_is_compared_and_unicode_is_served_alike(
     lite = load_model(tmp_path / "export")
     texts = ["电影很好看，编号1。", "无聊！", "Ｇreat　film\u00a0CAFE\u0301 😀", "\ufeff", "ＡＢＣ１ 𠀀 ที่นี่"]
     served = tf.saved_model.load(str(tmp_path / "export" / "saved_model")).signatures["serving_default"]
-    expected = lite.predict(lite.reader.read_all(texts))
+    expected = lite.predict(encoded(lite.reader, texts))
     np.testing.assert_allclose(served(text=tf.constant(texts))["probabilities"].numpy(), expected, atol=1e-5)
     assert len(np.unique(expected.round(4), axis=0)) > 2
 

@@ -111,7 +111,8 @@ def test_a_text_gets_its_labels_or_numbers(folder):
     texts = ["a great and lovely film", "a dull and poor film"]
     answers = [dict(one.classes) for one in predict_inputs(folder / "export", texts)]
     model = load_model(folder / "export")
-    served = json.loads(render_predictions(model, model.predict(model.reader.read_all(texts)), None))["predictions"]
+    outputs = model.predict(np.stack([model.reader.read(text) for text in texts]))
+    served = json.loads(render_predictions(model, outputs, None))["predictions"]
     if model.task == "multi_label":
         assert [set(answer) for answer in answers] == [{"praise"}, {"blame"}]
         assert [set(one["labels"]) for one in served] == [{"praise"}, {"blame"}]

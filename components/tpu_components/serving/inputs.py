@@ -146,7 +146,7 @@ def predict_inputs(
 
     Raises:
         InputError: If the export or an input cannot be read, or an array has the wrong shape or type. Unreadable files
-            in a folder are reported after all other inputs are predicted.
+            in a folder, and texts without a word, are reported after all other inputs are predicted.
     """
     if top < 1:
         raise InputError(f"top must be at least 1. Received: {top}.")
@@ -167,8 +167,8 @@ def predict_inputs(
         print(paragraph(message), file=sys.stderr)
     if unread:
         raise InputError(
-            f"{len(unread)} files cannot be read, the first one is {unread[0]}. The lines above give the reasons. All "
-            "other files were predicted. Repair or remove these files."
+            f"{len(unread)} inputs cannot be predicted, the first one is {unread[0]}. The lines above give the "
+            "reasons. All other inputs were predicted. Repair or remove these inputs."
         )
 
 
@@ -182,28 +182,27 @@ def _read_inputs(
 ) -> Iterator[_Named]:
     """Yield batches of names and inputs.
 
-    Unreadable files of folders are reported on stderr and in `unread`. `Picture.losses` (content that an image loses
-    in conversion) of each image file is appended to `losses`.
+    Unreadable files of folders, and texts without a word, are reported on stderr and in `unread`. `Picture.losses`
+    (content that an image loses in conversion) of each image file is appended to `losses`.
     """
 
     def read_file(path: str) -> _Named:
         if isinstance(reader, Tokenizer):
-            return _read_texts(path, reader, lines, column)
+            return _encode(*_read_texts(path, lines, column), reader, unread)
         return [path], _decode_image(path, storage.read_bytes(path), reader, losses)
 
     for argument in inputs:
         if argument == _STDIN:
-            yield from _piped(reader, losses)
+            yield from _piped(reader, unread, losses)
         elif isinstance(reader, Tokenizer) and not _names_a_file(argument):
-            yield [argument], reader.read_all([argument])
+            yield _encode([argument], [argument], reader, unread)
         elif not Location(argument).is_remote and Path(argument).is_dir():
             for file in storage.list_files(argument):
                 path = f"{argument}/{file.name}"
                 try:
                     content = read_file(path)
                 except InputError as error:
-                    unread.append(path)
-                    print(paragraph(f"left out: {error}"), file=sys.stderr)
+                    _leave_out(path, error, unread)
                 else:
                     yield content
         elif isinstance(reader, ImageInput) and argument.lower().endswith(_ARRAY_SUFFIXES):
@@ -215,11 +214,30 @@ def _read_inputs(
             yield read_file(argument)
 
 
-def _piped(reader: ImageInput | Tokenizer, losses: list[Mapping[str, int]]) -> Iterator[_Named]:
+def _leave_out(name: str, reason: Any, unread: list[str]) -> None:
+    unread.append(name)
+    print(paragraph(f"left out: {reason}"), file=sys.stderr)
+
+
+def _encode(names: Sequence[str], texts: Sequence[str], reader: Tokenizer, unread: list[str]) -> _Named:
+    """Return the names and token IDs of texts, without the texts that the model cannot read."""
+    kept: list[str] = []
+    ids = np.empty((len(texts), *reader.shape), reader.dtype)
+    for name, text in zip(names, texts, strict=True):
+        try:
+            ids[len(kept)] = reader.read(text)
+        except InputError as error:
+            _leave_out(repr(name), f"{name!r}: {error}", unread)
+        else:
+            kept.append(name)
+    return kept, ids[: len(kept)]
+
+
+def _piped(reader: ImageInput | Tokenizer, unread: list[str], losses: list[Mapping[str, int]]) -> Iterator[_Named]:
     """Yield names and inputs from stdin: texts, one image file, or lines of JSON in the server's format."""
     if isinstance(reader, Tokenizer):
         for text in _texts_in(sys.stdin.buffer, "stdin"):
-            yield [text], reader.read_all([text])
+            yield _encode([text], [text], reader, unread)
         return
     stdin: Any = sys.stdin.buffer  # A BufferedReader at run time.
     if stdin.peek(1).lstrip()[:1] not in (b"{", b"["):
@@ -291,8 +309,8 @@ def _names_a_file(argument: str) -> bool:
         return False
 
 
-def _read_texts(path: str, reader: Tokenizer, lines: bool, column: str) -> _Named:
-    """Return names and token IDs of a file's texts.
+def _read_texts(path: str, lines: bool, column: str) -> tuple[Sequence[str], Sequence[str]]:
+    """Return names and texts of a file.
 
     A name is the path, with an index if a file has several texts.
     """
@@ -315,12 +333,12 @@ def _read_texts(path: str, reader: Tokenizer, lines: bool, column: str) -> _Name
         if path.lower().endswith(_JSON_SUFFIX):
             _refuse_json(path, text)
         if not lines:
-            return [path], reader.read_all([text])
+            return [path], [text]
         # Not splitlines, which also splits at characters other than line feeds.
         texts = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
     if not texts:
         raise InputError(f"Cannot read {path}: it contains no text. Expected at least one text.")
-    return [f"{path}[{i}]" for i in range(len(texts))], reader.read_all(texts)
+    return [f"{path}[{i}]" for i in range(len(texts))], texts
 
 
 def _read_text(path: str) -> str:

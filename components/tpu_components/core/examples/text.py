@@ -347,16 +347,15 @@ class Tokenizer:
         """Return the token IDs of a text, int32[num_tokens].
 
         Raises:
-            InputError: If the text contains half a surrogate pair, which UTF-8 cannot encode.
+            InputError: If the text contains no word, or half a surrogate pair, which UTF-8 cannot encode.
         """
         try:
-            return self.encode(text.encode()).ids
+            encoded = self.encode(text.encode())
         except UnicodeEncodeError as error:
-            raise InputError(f"Expected text that UTF-8 can encode. Received: {error}.") from error
-
-    def read_all(self, texts: Sequence[str]) -> np.ndarray:
-        """Return the token IDs of several texts, int32[len(texts), num_tokens]; see `read`."""
-        return np.stack([self.read(text) for text in texts])
+            raise InputError(f"expected text that UTF-8 can encode. Received: {error}.") from error
+        if not encoded.num_tokens:
+            raise InputError("expected a text with at least one word. Received: a text without a word.")
+        return encoded.ids
 
 
 def _ids_of(rule: Tokenization, vocabulary: Sequence[bytes]) -> dict[bytes, int]:

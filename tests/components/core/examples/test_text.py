@@ -265,7 +265,7 @@ def test_a_stored_text_is_utf_8_with_a_word_in_it():
 
 def test_text_that_no_file_can_hold_is_refused():
     with pytest.raises(InputError, match=r"that UTF-8 can encode.*surrogates not allowed"):
-        Tokenizer(GIVEN, ()).read_all(["fine", "\ud800"])
+        Tokenizer(GIVEN, ()).read("\ud800")
 
 
 def test_vocabulary_comes_back_and_travels(tmp_path):
