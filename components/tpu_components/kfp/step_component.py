@@ -23,6 +23,8 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.formatting import quoted
 from tpu_components.core.base.typed_values import as_json, fields_of, read_some, unknown_key, with_new_names
 from tpu_components.core.component.step_inputs import params_from
+from tpu_components.core.files.location import Location
+from tpu_components.core.models.bundle import is_reference
 from tpu_components.core.models.lookup import check_model
 from tpu_components.core.sources.kinds import check_source, location_of
 from tpu_components.core.sources.params import WriteParams
@@ -159,9 +161,12 @@ class StepComponent(PythonComponent):
         }
         for name, place in places.items():
             if place and os.path.exists(place):
+                advice = "Copy it into the image under another path."
+                if name == "source":
+                    advice = "Copy it to a bucket, or into the image under another path."
                 warnings.warn(
                     f"{called(self)} has {name}={inputs[name]!r}, which is on this machine, where the containers of a "
-                    "platform cannot read it. Copy it to a bucket, or into the image under another path.",
+                    f"platform cannot read it. {advice}",
                     PipelineWarning,
                     stacklevel=3,
                 )
@@ -300,8 +305,17 @@ def _in_kfps_types(constant: Any, read: Any) -> Any:
 
 
 def _check_model(values: Mapping[str, Any]) -> None:
-    """Check the name and the parameters of a registered model in the inputs of train_model or preflight_training."""
+    """Check the model in the inputs of train_model or preflight_training.
+
+    Raises:
+        InputError: If a registered model or one of its parameters is unknown, or the model is a file in a bucket.
+    """
     training = values.get("training")
     name = getattr(training, "model", values.get("model", ""))
     if _READY_MODEL.fullmatch(name):
         check_model(name, getattr(training, "model_parameters", values.get("model_parameters")))
+    elif Location(name).is_remote and not is_reference(name):
+        raise InputError(
+            f"expected a model of this package or a file in the image, received {name!r}. Copy the file into the image "
+            "of the step, for example with COPY in a Dockerfile, and pass its path there."
+        )

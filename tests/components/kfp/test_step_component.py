@@ -56,6 +56,8 @@ def task_of(step, **inputs):
             {"model": "digits_cnn", "model_parameters": {"dropuot": 0.1}, "epochs": lambda _, number: number},
             r"Unknown parameter 'dropuot'",
         ),
+        ("train_model", {"model": "gs://b/cnn.py"}, r"received 'gs://b/cnn\.py'. Copy the file into the image"),
+        ("train_model", {"model": "s3://b/cnn.keras"}, r"received 's3://b/cnn\.keras'. Copy the file into the image"),
         ("train_model", {"model": "digits_cnn", "epochs": 0}, r"epochs must be at least 1. Received: epochs=0"),
         ("train_model", {"model": "digits_cnn", "backend": "torch"}, r"backend must be one of"),
         (
@@ -111,7 +113,7 @@ def test_what_only_a_run_knows_is_not_checked():
     assert values["seed"] is None
     assert "channel" in values["source"] or "inputs" in values["source"]
     task_of(STEPS.train_model, model=lambda text, _: f"{text}_cnn")
-    task_of(STEPS.train_model, model="gs://bucket/model.keras")
+    task_of(STEPS.train_model, model="/models/model.keras")
     task_of(STEPS.train_model, model="my_package.models:build_model")
 
 
@@ -171,12 +173,18 @@ def test_a_metric_that_resembles_a_known_metric_is_warned_of():
     [("create_tfrecords", {"source": "images:{}"}, "source"), ("train_model", {"model": "{}/net.py"}, "model")],
 )
 def test_files_of_this_machine_are_warned_of_in_a_pipeline_for_a_platform(step, inputs, name, tmp_path, monkeypatch):
+    place = "to a bucket, or into the image" if name == "source" else "into the image"
     (tmp_path / "net.py").touch()
     here = {key: value.format(tmp_path) for key, value in inputs.items()}
-    with pytest.warns(PipelineWarning, match=rf"{step} has {name}='.*{tmp_path}.*Copy it to a bucket"):
+    with pytest.warns(PipelineWarning, match=rf"{step} has {name}='.*{tmp_path}.*Copy it {place}"):
         task_of(getattr(STEPS, step), **here)
     monkeypatch.setattr(local.config.LocalExecutionConfig, "instance", object())
     task_of(getattr(STEPS, step), **here)
+
+
+def test_a_model_may_be_a_file_in_the_image_or_a_bundle():
+    for model in ("/models/cnn.py", "nets.cnn:build_model", f"gs://b/{64 * 'a'}/cnn.keras"):
+        assert task_of(STEPS.train_model, model=model)["model"] == model
 
 
 def test_a_list_that_the_pipeline_determines_is_not_inside_of_an_input():
