@@ -422,8 +422,12 @@ def parse_infer(
     if kind != _BYTES:
         expected = f"UINT8 or {_BYTES}" if of_images else _BYTES
         raise InputError(f'inputs[0]: "datatype" must be {expected}. Received: {str(kind)[:40]!r}.')
-    if size != len(data) or not all(isinstance(item, str) for item in data):
-        raise InputError(f"inputs[0]: expected {size} texts, according to its shape. Received: {len(data)} values.")
+    if all(isinstance(item, list) and len(item) == 1 for item in data):  # A column, of the shape [N, 1].
+        data = [item[0] for item in data]
+    others = [item for item in data if not isinstance(item, str)]
+    if size != len(data) or others:
+        received = f"{_describe(others[0])} in the list" if others else f"{len(data)} strings"
+        raise InputError(f"inputs[0]: expected {size} strings, according to its shape. Received: {received}.")
     instances = [{"b64": text} for text in data] if of_images else data
     return _open_instances(instances, model.reader, limits, **asked)
 

@@ -84,9 +84,11 @@ def test_v2_answers_a_tensor_flat_or_nested(nested):
     assert names == {"name": "class", "datatype": "BYTES", "shape": [2], "data": ["dog", "cat"]}
 
 
-def test_v2_takes_image_files_as_bytes_in_base64():
+@pytest.mark.parametrize("is_column", [False, True])
+def test_v2_takes_image_files_as_bytes_in_base64(is_column):
     Image.new("L", (9, 9), 255).save(buffer := io.BytesIO(), "PNG")
-    asked = tensor([base64.b64encode(buffer.getvalue()).decode()], (1,), "BYTES")
+    file = base64.b64encode(buffer.getvalue()).decode()
+    asked = tensor([[file]], (1, 1), "BYTES") if is_column else tensor([file], (1,), "BYTES")
     status, body = ask("POST", "/v2/models/pets/infer", asked)
     assert (status, body["outputs"][1]["data"]) == (200, ["cat"])
     assert "id" not in body
@@ -104,7 +106,8 @@ def test_v2_takes_image_files_as_bytes_in_base64():
         (tensor([[0], [0, 1]]), 400, "whole numbers"),
         (tensor([256] + [0] * 7), 400, "from 0 to 255"),
         (tensor([0] * 8, datatype="FP32"), 400, "UINT8 or BYTES"),
-        (tensor(["x", "y"], (3,), "BYTES"), 400, "expected 3 texts"),
+        (tensor(["x", "y"], (3,), "BYTES"), 400, "expected 3 strings, according to its shape. Received: 2 strings"),
+        (tensor(["x", ["y"]], (2,), "BYTES"), 400, "expected 2 strings, according to its shape. Received: a list in"),
         (tensor([0] * 8, (-1,)), 400, "whole numbers"),
         (tensor([0] * 16, (4, 2, 2, 1)), 413, "--max-instances"),
         (tensor([0] * 8, id=3), 400, '"id" must be a string'),
