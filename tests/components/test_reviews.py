@@ -146,6 +146,8 @@ def test_predict_takes_texts_files_folders_lines_and_columns(exported_reviews, t
         answers(table)
     with pytest.raises(InputError, match=r"Cannot read .*nowhere\.txt"):
         answers(tmp_path / "nowhere.txt")
+    with pytest.raises(InputError, match=r"Cannot read 'gut/schlecht'.* To predict it as a text, pass - and write it"):
+        answers("gut/schlecht")
 
 
 def test_the_server_says_how_to_send_it_a_text(exported_reviews):

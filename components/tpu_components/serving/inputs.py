@@ -4,6 +4,7 @@ import dataclasses
 import io
 import itertools
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,7 +36,8 @@ from tpu_components.serving.instances import parse_line
 _ARRAY_SUFFIXES = (".npy", ".npz")
 _TABLE_SUFFIXES = (".csv", ".tsv")
 _JSON_LINES_SUFFIX, _JSON_SUFFIX = ".jsonl", ".json"
-_TEXT_SUFFIXES = (".txt", _JSON_LINES_SUFFIX, _JSON_SUFFIX, *_TABLE_SUFFIXES)
+_PARQUET_SUFFIX = ".parquet"
+_FILE_SUFFIXES = (".txt", *_TABLE_SUFFIXES, *_ARRAY_SUFFIXES, _JSON_LINES_SUFFIX, _JSON_SUFFIX, _PARQUET_SUFFIX)
 _STDIN = "-"
 _PREDICTED = {CLASSIFICATION: "classes", MULTI_LABEL: "labels", REGRESSION: "values"}
 
@@ -187,6 +189,11 @@ def _read_inputs(
     """
 
     def read_file(path: str) -> _Named:
+        if path.lower().endswith(_PARQUET_SUFFIX):
+            raise InputError(
+                f"Cannot predict {path} without an output file. Pass the source parquet:{path} to predict_batch, or to "
+                "the command `tpu-pipelines predict` with an output file."
+            )
         if isinstance(reader, Tokenizer):
             return _encode(*_read_texts(path, lines, column), reader, unread)
         return [path], _decode_image(path, storage.read_bytes(path), reader, losses)
@@ -196,6 +203,11 @@ def _read_inputs(
             yield from _piped(reader, unread, losses)
         elif isinstance(reader, Tokenizer) and not _names_a_file(argument):
             yield _encode([argument], [argument], reader, unread)
+        elif isinstance(reader, Tokenizer) and not Location(argument).is_remote and not os.path.exists(argument):
+            raise InputError(
+                f"Cannot read {argument!r}: there is no such file or folder. Check the path. To predict it as a text, "
+                "pass - and write it to stdin."
+            )
         elif not Location(argument).is_remote and Path(argument).is_dir():
             for file in storage.list_files(argument):
                 path = f"{argument}/{file.name}"
@@ -299,7 +311,7 @@ def _names_a_file(argument: str) -> bool:
 
     It is a path if a file or folder with this path exists, or if it looks like a path, for example by its suffix.
     """
-    if Location(argument).is_remote or argument.lower().endswith((*_TEXT_SUFFIXES, *_ARRAY_SUFFIXES)):
+    if Location(argument).is_remote or argument.lower().endswith(_FILE_SUFFIXES):
         return True
     if "/" in argument and not any(map(str.isspace, argument)):
         return True

@@ -35,7 +35,8 @@ def predict(arguments: argparse.Namespace) -> int:
             "--columns and --keep require --output, which is missing. Add it, for example --output answers.jsonl."
         )
     if arguments.output is None and (source := next(filter(exports.is_source, arguments.inputs), "")):
-        raise InputError(f"The source {source!r} requires --output. Add it, for example --output answers.jsonl.")
+        named = exports.source_to_answer([source])
+        raise InputError(f"The source {source!r} requires --output. Use {named} --output answers.jsonl.")
     with tempfile.TemporaryDirectory(prefix="predict-") as scratch:
         export_dir = fetch_folder(exports.find_export(arguments.model, arguments.workspace), Path(scratch))
         if arguments.output is not None:

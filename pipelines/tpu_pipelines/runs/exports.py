@@ -130,9 +130,10 @@ def find_compared(name: str, workspace: Path, others: str = "") -> str:
 
 
 def is_source(text: str) -> bool:
-    """Return whether an input of `predict` names a source that exists, for example `csv:FILE`."""
+    """Return whether an input of `predict` is a source that exists, for example `csv:FILE`, or a Parquet file."""
     ref = SourceRef.parse(text)
-    return ref.kind in SOURCES and os.path.exists(ref.place)
+    is_parquet = text.lower().endswith(".parquet") and os.path.exists(text)
+    return is_parquet or (ref.kind in SOURCES and os.path.exists(ref.place))
 
 
 def source_to_answer(inputs: Sequence[str]) -> str:

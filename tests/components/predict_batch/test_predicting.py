@@ -376,7 +376,10 @@ def test_columns_are_those_of_the_training_data_else_those_that_are_named(export
     assert_user_error(predict("--output", str(file)), 'columns={"path": "…"}')
     assert_user_error(predict("--columns", '{"path": "img"}', "--output", str(file)), "Missing columns")
     assert_user_error(predict("--keep", "land"), "--columns and --keep require --output")
-    assert_user_error(predict(), " requires --output")
+    assert_user_error(predict(), f"requires --output. Use {source} --output answers.jsonl")
+    (parquet := tmp_path / "all.parquet").touch()
+    without_output = tpu_pipelines_here("predict", str(tmp_path / "run"), str(parquet))
+    assert_user_error(without_output, f"requires --output. Use parquet:{parquet} --output answers.jsonl")
     predict("--columns", '{"path": "bild", "id": "kunde"}', "--keep", "land", "--output", str(file))
     (line,) = read_lines(tmp_path, "answers.jsonl")
     assert (line["kunde"], line["land"]) == (7, "de"), "as in the table"

@@ -120,6 +120,13 @@ def test_an_array_of_another_shape_is_named_as_it_is(export_dir, tmp_path):
         list(predict_inputs(export_dir, [str(tmp_path / "three.NPY.npy")]))
 
 
+def test_a_parquet_file_is_refused_with_the_way_to_read_it(export_dir, tmp_path):
+    file = tmp_path / "a.parquet"
+    file.write_bytes(b"PAR1")
+    with pytest.raises(InputError, match=rf"Pass the source parquet:{file} to predict_batch"):
+        list(predict_inputs(export_dir, [str(file)]))
+
+
 def test_folder_that_is_no_export_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"it does not contain export\.json"):
         load_model(tmp_path)
