@@ -170,7 +170,7 @@ class Run(Displayed):
         """
         if not (self.path / EXPORT_DIR / EXPORT_FILE).is_file():
             raise InputError(
-                f"Cannot predict with {self.name}: the run's status is {self.status!r}, and it has no exported model. "
+                f"Cannot predict with {self.name}: the run's status is '{self.status}', and it has no exported model. "
                 "Call `export()` of the run to export the model even if the gate rejected it."
             )
         return predict(self.path, *inputs, top=top)

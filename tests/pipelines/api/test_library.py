@@ -1,6 +1,7 @@
 """`import tpu_pipelines`: the commands as functions."""
 
 import ast
+import dataclasses
 import json
 import re
 import shutil
@@ -14,6 +15,7 @@ from PIL import Image
 import tpu_pipelines as tp
 from tests.components.train_model.weights import weights_of
 from tests.support.cli import PIPELINES, REPOSITORY
+from tpu_components.core.base.states import State
 from tpu_components.core.component.step_record import StepRecord
 from tpu_components.core.examples.artifacts import HISTORY_FILE
 from tpu_components.core.files import storage
@@ -131,10 +133,12 @@ def test_what_data_say_is_escaped_in_a_notebook_and_what_is_no_number_left_out(t
     )
     assert "loss" not in run._repr_html_()
     assert "<li>failed: &lt;script&gt;\\x1b[2J\\u202e</li>" in run._repr_html_()
-    with pytest.raises(
-        tp.InputError, match=r"the run's status is 'rejected', and it has no exported model\. Call `export\(\)`"
-    ):
-        run.predict("a.png")
+    for status in ("rejected", State.REJECTED):  # Of a run that is loaded, and of one that has just ended.
+        run = tp.Run(tmp_path, dataclasses.replace(run.facts, status=status))
+        with pytest.raises(
+            tp.InputError, match=r"the run's status is 'rejected', and it has no exported model\. Call `export\(\)`"
+        ):
+            run.predict("a.png")
 
 
 def test_what_is_no_run_is_refused(tmp_path):
@@ -186,6 +190,8 @@ def test_arrays_are_looked_at(tmp_path):
     assert overview.class_examples == {"0": 10, "1": 10}
     with pytest.raises(tp.InputError, match="Cannot use int as data"):
         tp.look(3)
+    with pytest.raises(tp.InputError, match=r"A classifier needs at least two classes\. Received: no classes"):
+        tp.look((images[:0], np.zeros(0, int)))
 
 
 @pytest.mark.parametrize(("given", "batch"), [({}, 8), ({"batch_size_per_replica": 16}, 16)])

@@ -207,7 +207,7 @@ def _number_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> 
                 f"Cannot use the targets in {params.source}: expected numbers of shape [{len(images)}] or "
                 f"[{len(images)}, targets], received {targets.dtype}{list(targets.shape)}. Correct the arrays."
             )
-    parts = [targets.reshape(len(targets), -1) for _, targets in arrays.values()]
+    parts = [targets if targets.ndim == 2 else targets[:, None] for _, targets in arrays.values()]
     sizes = {part.shape[1] for part in parts}
     count = max(sizes)
     names = params.target_columns or (("target",) if count == 1 else tuple(f"target_{i}" for i in range(count)))
