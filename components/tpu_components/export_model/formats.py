@@ -148,7 +148,7 @@ def _image_signatures(inputs: ImageInput, trained: TrainedModel, module: Any) ->
 
     def from_encoded(encoded: Any) -> Any:
         pixels = tf.map_fn(
-            lambda file: records.decode_image(file, inputs.fed_shape, inputs.reduced),
+            lambda file: records.decode_image(file, inputs.fed_shape, inputs.reduced, inputs.upright),
             encoded,
             fn_output_signature=tf.TensorSpec(inputs.fed_shape, tf.uint8),
         )

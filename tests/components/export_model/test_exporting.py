@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.support.pictures import encoded
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.frameworks import tf
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import Manifest, ModelInfo
 from tpu_components.core.examples.interface import TASKS, ImageInput, Interface
@@ -157,6 +159,20 @@ def test_saved_model_serves_pixels_and_files_also_in_a_process_of_its_own(
         index = answers[f"png_pixels_{size}_class_index"]
         assert np.array_equal(index, expected[:size].argmax(1))
         assert answers[f"png_pixels_{size}_class_name"].tolist() == [str(i) for i in index]
+
+
+def test_saved_model_turns_photos_as_predict_does(export_dir, test_images, tmp_path):
+    files = []
+    for orientation, image in enumerate(test_images[:8, ..., 0], 1):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        files.append(tmp_path / f"{orientation}.jpeg")
+        files[-1].write_bytes(encoded(image, "JPEG", exif=exif))
+    signature = tf.saved_model.load(str(export_dir / "saved_model")).signatures["encoded"]
+    answer = signature(encoded=tf.constant([file.read_bytes() for file in files]))
+    expected = [dict(one.classes) for one in predict_inputs(export_dir, list(map(str, files)), top=10)]
+    names = load_model(export_dir).class_names
+    np.testing.assert_allclose(answer["probabilities"], [[one[name] for name in names] for one in expected], atol=1e-5)
 
 
 @pytest.mark.parametrize("batch_size", [1, 5])

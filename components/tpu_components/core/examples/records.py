@@ -24,7 +24,7 @@ import numpy as np
 
 from tpu_components.core.base.frameworks import tf
 from tpu_components.core.base.partition import WHOLE, Share
-from tpu_components.core.examples import images
+from tpu_components.core.examples import images, orientation
 from tpu_components.core.examples.artifacts import (
     KEY_FEATURE,
     LABEL_FEATURE,
@@ -252,7 +252,7 @@ def static_options() -> Any:
     return options
 
 
-def decode_image(encoded: Any, image_shape: tuple[int, int, int], reduced: bool = False) -> Any:
+def decode_image(encoded: Any, image_shape: tuple[int, int, int], reduced: bool = False, upright: bool = False) -> Any:
     """Decode an image to uint8[height, width, channels] with TensorFlow operations that a SavedModel can contain.
 
     For a JPEG, PNG or GIF file that already has this shape, the pixels are exactly those that create_tfrecords stores.
@@ -262,8 +262,10 @@ def decode_image(encoded: Any, image_shape: tuple[int, int, int], reduced: bool 
         encoded: A scalar string tensor with the bytes of a JPEG, PNG, GIF or BMP (24 bits) file.
         image_shape: Shape of the result. An image of another size is resized (bilinear, antialiased).
         reduced: Whether a larger JPEG file is decoded at a reduced scale; see `images.reduction`.
+        upright: Whether a photo is rotated according to its EXIF orientation; see `orientation.read_orientation`.
     """
     height, width, channels = image_shape
+    turned_by = orientation.read_orientation(encoded) if upright else tf.constant(1, tf.int64)
 
     def decode_at(ratio: int) -> Any:
         # TensorFlow's default is a faster transform, which differs by up to 4 levels from libjpeg and other decoders.
@@ -273,6 +275,7 @@ def decode_image(encoded: Any, image_shape: tuple[int, int, int], reduced: bool 
         if not reduced:
             return decode_at(1)
         size = tf.image.extract_jpeg_shape(encoded)[:2]
+        size = tf.where(turned_by >= 5, size[::-1], size)
         fitting = [
             (tf.reduce_all((size + ratio - 1) // ratio >= (height, width)), functools.partial(decode_at, ratio))
             for ratio in REDUCTIONS
@@ -289,6 +292,8 @@ def decode_image(encoded: Any, image_shape: tuple[int, int, int], reduced: bool 
         return tf.cast(tf.bitwise.right_shift(weighted + (1 << 15), 16), tf.uint8)
 
     image = tf.cond(tf.io.is_jpeg(encoded), decode_jpeg, decode_other)
+    if upright:
+        image = orientation.turn(image, turned_by)
     image.set_shape((None, None, channels))
 
     def resized() -> Any:
