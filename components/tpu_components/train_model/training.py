@@ -250,8 +250,8 @@ class _Training:
             epochs = f"{params.epochs} epochs{' at most' if params.early_stopping_epochs else ''}"
             progress.say(
                 STEP,
-                f"training: {session.num_examples:,} {plural}, {session.steps:,} steps per epoch, {epochs}; the first "
-                "step compiles the model",
+                f"training: {session.num_examples:,} {plural}, {session.steps:,} steps per epoch, {epochs}, in "
+                f"{session.device.precision}; the first step compiles the model",
             )
         session.stopwatch.take()  # The time before is start-up, in which a program may have been compiled.
         while session.progress.epoch < params.epochs and not self._should_stop():
