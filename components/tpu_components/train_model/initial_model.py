@@ -10,7 +10,8 @@ import numpy as np
 from tpu_components.core.base import progress
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.frameworks import keras
-from tpu_components.core.examples.artifacts import Manifest, ModelInfo
+from tpu_components.core.examples.artifacts import VALIDATION, Manifest, ModelInfo
+from tpu_components.core.examples.example_ids import are_among, load_identities, load_trained_on
 from tpu_components.core.models.lookup import UNITS_LAYER
 from tpu_components.core.models.trained import load_trained_model
 from tpu_components.core.registry.opening import parse_reference
@@ -72,15 +73,17 @@ def _shapes(model: Any) -> list[str]:
     return [f"{weight.name} {tuple(weight.shape)}" for weight in model.weights]
 
 
-def find_initial_model(named: str, manifest: Manifest, scratch: Path) -> InitialModel | None:
+def find_initial_model(named: str, records_dir: Path, manifest: Manifest, scratch: Path) -> InitialModel | None:
     """Return the model that `TrainParams.initial_model` names.
 
-    Return None if `named` is empty, or if it is an alias that no version has.
+    Return None if `named` is empty, or if it is an alias that no version has. Log a warning if the model was trained on
+    examples that are now in the validation split.
 
     Args:
         named: Value of `TrainParams.initial_model`: a folder, local or on gs://, or
             `REGISTRY/MODEL@VERSION_OR_ALIAS`.
-        manifest: Manifest of the records to train on.
+        records_dir: Folder of the records to train on.
+        manifest: Manifest of these records.
         scratch: Temporary folder to which a model on gs:// is copied.
 
     Raises:
@@ -107,4 +110,12 @@ def find_initial_model(named: str, manifest: Manifest, scratch: Path) -> Initial
             "data, or remove training.initial_model."
         )
     progress.say(STEP, f"starting with the weights of {name}")
+    trained_on, validation = load_trained_on(directory), load_identities(records_dir, VALIDATION)
+    if trained_on is not None and validation is not None and (num_seen := int(are_among(validation, trained_on).sum())):
+        progress.say(
+            STEP,
+            f"Warning: {name} was trained on {num_seen:,} of the {len(validation):,} validation examples, so the "
+            "validation metrics, which determine the best epoch, are too good. With the test_fraction and "
+            "validation_fraction of the earlier data, examples stay in their splits",
+        )
     return InitialModel(name, model_digest(directory), directory)

@@ -114,7 +114,7 @@ def train_model(
         os.environ[progress.LOUDNESS_VARIABLE] = progress.QUIET  # Only host 0 logs.
     checkpoint_dir = Path(checkpoint_dir or default_checkpoint_dir(output))
     with tempfile.TemporaryDirectory(prefix="initial-") as scratch:
-        initial = find_initial_model(params.initial_model, manifest, Path(scratch))
+        initial = find_initial_model(params.initial_model, records_dir, manifest, Path(scratch))
         recorder = GoodputRecorder(checkpoint_dir, run_digest(params, initial, manifest), started, hosts.is_writer)
         with heartbeat.required(), recorder.recorded():
             devices.raise_locked_memory()

@@ -7,8 +7,8 @@ import pytest
 from tests.components.train_model.interrupting import train_alone
 from tests.components.train_model.weights import weights_of
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.examples.artifacts import ModelInfo
-from tpu_components.core.examples.example_ids import ID_TYPE, TRAINED_ON_FILE
+from tpu_components.core.examples.artifacts import Manifest, ModelInfo
+from tpu_components.core.examples.example_ids import ID_TYPE, TRAINED_ON_FILE, load_identities
 from tpu_components.core.registry.versions import model_digest
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.train_model import train_model
@@ -80,7 +80,18 @@ def test_an_initial_model_of_other_layers_or_classes_is_refused(tiny, trained_di
 
 def test_an_alias_without_a_version_is_no_initial_model_and_a_missing_number_is_a_mistake(tmp_path):
     registry = tmp_path / "registry"
-    assert find_initial_model("", None, tmp_path) is None
-    assert find_initial_model(f"{registry}/digits@champion", None, tmp_path) is None
+    assert find_initial_model("", tmp_path, None, tmp_path) is None
+    assert find_initial_model(f"{registry}/digits@champion", tmp_path, None, tmp_path) is None
     with pytest.raises(InputError, match=r"'digits' has no version '0003' in .*registry"):
-        find_initial_model(f"{registry}/digits@0003", None, tmp_path)
+        find_initial_model(f"{registry}/digits@0003", tmp_path, None, tmp_path)
+
+
+def test_validation_examples_that_the_initial_model_has_seen_are_counted(earlier, digits_records, tmp_path, capfd):
+    manifest = Manifest.load(digits_records)
+    find_initial_model(str(earlier), digits_records, manifest, tmp_path)
+    assert "Warning" not in capfd.readouterr().err
+    trained_on = np.load(earlier / TRAINED_ON_FILE)
+    seen = load_identities(digits_records, "validation")[:100]
+    np.save(earlier / TRAINED_ON_FILE, np.unique(np.append(trained_on, seen)))
+    find_initial_model(str(earlier), digits_records, manifest, tmp_path)
+    assert "was trained on 100 of the 179 validation examples" in capfd.readouterr().err
