@@ -45,10 +45,10 @@ class EvaluateParams:
         maximum: Highest allowed value of each metric for which lower is better, such as {"loss": 0.5}.
         max_regression: Margin by which each metric may be worse than the champion's. With 0, the metric has to be
             better. Both rules are tested at the confidence level `confidence`. With a margin above 0 and a registry,
-            the model is also compared with the best model that was ever promoted. In a configuration, the default is 0
-            for the main metric of the task: accuracy, micro_f1 of multi-label data, r2 of a regression,
-            bits_per_character of a language model. For a task without accuracy, this metric also replaces the
-            component's default, {"accuracy": 0.0}.
+            the model is also compared with the best model that was ever promoted and not rolled back. In a
+            configuration, the default is 0 for the main metric of the task: accuracy, micro_f1 of multi-label data, r2
+            of a regression, bits_per_character of a language model. For a task without accuracy, this metric also
+            replaces the component's default, {"accuracy": 0.0}.
         confidence: Confidence level of the comparison with the champion, at least 0.5. With 0.95, at most about 5% of
             the models that are not better are promoted. If there is a margin, this applies to models that are worse by
             the margin. With 0.5, there is no significance test: the measured values are compared, and a tie is

@@ -27,6 +27,7 @@ class Rival:
         digest: Digest of the model. Empty without a registry.
         place: Folder for the decisions on test sets, next to the versions in the registry. Empty without a registry.
         registry: The registry, or None for a model that is only a folder.
+        alias: Alias that the champion has in the registry. Empty if it has none.
         whose: Words before the model's metric in the gate's reasons, for example `the champion's`.
     """
 
@@ -35,6 +36,7 @@ class Rival:
     digest: str = ""
     place: Location = dataclasses.field(default=Location(), compare=False)
     registry: Registry | None = dataclasses.field(default=None, compare=False)
+    alias: str = dataclasses.field(default="", compare=False)
     whose: str = "the champion's"
 
 
@@ -88,7 +90,8 @@ def find_champion(champion: str, digest: str, scratch: Path) -> Rival | None:
     versions = version.uri.parent
     place = versions.parent if versions.name == VERSIONS_DIR else versions
     directory = fetch(version, MODEL_DIR, scratch)
-    return Rival(directory, version.number, version.model_digest, place.child(FOLDER), registry)
+    alias = registry.alias_of(named.version)
+    return Rival(directory, version.number, version.model_digest, place.child(FOLDER), registry, alias)
 
 
 def _find_best(
@@ -96,17 +99,23 @@ def _find_best(
 ) -> Rival | None:
     """Return the best model that was ever promoted, by the first metric in `max_regression` with a margin above 0.
 
-    The result is None if the best model is the champion or the challenger, or if it is unknown, was deleted or does not
-    match the data set.
+    Models that were rolled back or deleted do not count. The result is None if the best model is the champion or the
+    challenger, or if it is unknown or does not match the data set.
     """
     metric = next((name for name, margin in params.max_regression.items() if margin), "")
-    best = held_out.find_best(metric, direction(metric)) if metric else ""
-    if champion.registry is None or not best or best in map(as_label, (digest, champion.digest)):
+    registry = champion.registry
+    if registry is None or not metric:
         return None
-    if not (number := champion.registry.number_of(best)):
-        return None  # Deleted.
+    for model in held_out.rank_promoted(metric, direction(metric)):
+        if model in map(as_label, (digest, champion.digest)):
+            return None
+        number = registry.number_of(model)
+        if number and not (champion.alias and registry.find_rollback(number, champion.alias)):
+            break
+    else:
+        return None
     (scratch / "best").mkdir()
-    version = champion.registry.version(number)
+    version = registry.version(number)
     directory = fetch(version, MODEL_DIR, scratch / "best")
     if not ModelInfo.load(directory).understands(manifest):
         return None

@@ -480,6 +480,7 @@ def test_a_model_that_was_rolled_back_by_hand_does_not_return(world, aliases, is
     with pytest.raises(InputError, match=refused):
         world.release(0.9, world.digest(0.8))
     assert "champion" in world.versions["1"]
+    assert world.registry().alias_of("1") == "champion"
     assert world.endpoints == {"digits": {"2": 100}}, "only the alias was moved by hand"
     number = world.release(0.95, world.digest(0.8))
     with pytest.raises(InputError, match=f"{words} was rolled back"):

@@ -147,6 +147,28 @@ def test_decisions_on_a_test_set_are_counted_and_compared_with_the_best_that_was
     assert scored["test_set"]["examples"] == held_out.examples_uri
 
 
+@pytest.mark.parametrize("champion", ["champion", "0001"])
+def test_a_version_that_was_rolled_back_is_not_the_best_that_was_promoted(
+    registry, digits_records, trained_digits, tmp_path, champion
+):
+    first, second = (_with_other_bytes(trained_digits, tmp_path / name) for name in ("b", "bb"))
+    registry.register(first, tmp_path / "export", **_FACTS)
+    registry.promote("0002", "champion", "better")
+    held_out = HeldOutSet.find(Location(registry.directory / "tests"), load_identities(digits_records, "test"), "other")
+    held_out.record(model_digest(first), True, {"accuracy": 1.0}, {model_digest(trained_digits): {"accuracy": 0.9}})
+    params = dataclasses.replace(_against_the_best(registry), champion=f"{registry.directory}@{champion}")
+    registry.roll_back("champion", "it calls every 7 a 1")
+    rules = said(evaluate_model(params, digits_records, second, tmp_path / "evaluation"))
+    assert any("ties with the champion's" in rule for rule in rules)
+    assert not any("the best that was promoted" in rule for rule in rules)
+    registry.override("0002", "champion", "it was the camera")
+    registry.register(_with_other_bytes(trained_digits, tmp_path / "bbb"), tmp_path / "export", **_FACTS)
+    registry.override("0003", "champion", "it is faster")
+    params = dataclasses.replace(params, champion=f"{registry.directory}@champion")
+    rules = said(evaluate_model(params, digits_records, second, tmp_path / "evaluation"))
+    assert any("that of version 0002, the best that was promoted" in rule for rule in rules), "promoted again by hand"
+
+
 def test_the_report_shows_what_changed_since_the_champion_not_since_the_best(
     registry, digits_records, trained_digits, tmp_path
 ):

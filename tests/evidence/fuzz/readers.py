@@ -323,7 +323,7 @@ def _read_decision(path: Path) -> None:
     identities = np.array([(i, i + 1) for i in range(9)], ID_TYPE)
     found = HeldOutSet.find(Location(path.parents[1]), identities, "other")
     found.error_rate(0.05, 52)
-    found.find_best("accuracy", 1)
+    found.rank_promoted("accuracy", 1)
 
 
 def _registry(folder: Path) -> Any:

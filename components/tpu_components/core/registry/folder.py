@@ -137,6 +137,16 @@ class ModelRegistry:
         numbers = [version.number for version in self.versions() if as_label(version.model_digest) == label]
         return numbers[-1] if numbers else ""
 
+    def alias_of(self, version: str) -> str:
+        """Return an alias of a version, given by number or alias, or an empty string if it has none.
+
+        An alias is returned unchanged.
+        """
+        if not version.isdecimal():
+            return version
+        number = self.version(version).number
+        return next((alias for alias, current in self.aliases().items() if current == number), "")
+
     def champion(self, alias: str, digest: str) -> Version | None:
         """Return the version that a model must beat to get an alias.
 
@@ -155,10 +165,8 @@ class ModelRegistry:
         current = self.find(alias)
         if current is None or current.model_digest != digest:
             return current
-        if current.number == alias:
-            alias = next((name for name, number in self.aliases().items() if number == alias), "")
-            if not alias:
-                return current
+        if not (alias := self.alias_of(alias)):
+            return current
         moves = self.moves(alias)
         digests = {move.version: move.model_digest for move in moves if move.model_digest}
         digests |= {version.number: version.model_digest for version in self.versions()}
@@ -219,16 +227,15 @@ class ModelRegistry:
                 return moves[-1]
             return self._move(alias, version, GATE, reason)
 
-    def check_not_rolled_back(self, number: str, alias: str) -> None:
-        """Check that no rollback took an alias from a version or from its model.
+    def find_rollback(self, number: str, alias: str) -> str:
+        """Return a sentence about the rollback that took an alias from a version or its model, and what to do.
+
+        Return an empty string if there was no rollback.
 
         Several versions can contain the same trained model, for example exports with two releases of LiteRT. A rollback
         from one of these versions to another excludes only the version that was rolled back. A rollback to a different
         model excludes every version of the model. A manual move to an earlier version is also a rollback. A move to a
         later version cancels a rollback.
-
-        Raises:
-            InputError: If a rollback took the alias from the version or its model.
         """
         version = self.version(number)
         moves = self.moves(alias)
@@ -242,11 +249,12 @@ class ModelRegistry:
                 rollback = moves[of_these[-1]]
                 is_this = rollback.previous == version.number
                 what = "it" if is_this else f"version {rollback.previous}, which has the same model,"
-                raise InputError(
-                    f"Cannot promote version {number} of {self.model_name!r}: {what} was rolled back on "
-                    f"{rollback.time} ({rollback.reason}), and the model is unchanged. Train a better model, or "
-                    f"promote this version by hand: tpu-pipelines registry promote {self.model_name} {number}."
+                return (
+                    f"{what} was rolled back on {rollback.time} ({rollback.reason}), and the model is unchanged. "
+                    "Train a better model, or promote this version by hand: tpu-pipelines registry promote "
+                    f"{self.model_name} {number}."
                 )
+        return ""
 
     def override(self, number: str, alias: str, reason: str) -> Move:
         """Move an alias to any version, even if the version has not passed the gate.

@@ -151,11 +151,11 @@ class HeldOutSet:
         """
         return spend(whole, planned, [entry.promoted for entry in self.decisions])
 
-    def find_best(self, metric: str, sign: int) -> str:
-        """Return the digest of the promoted model with the best metric on this test set, in the form of `as_label`.
+    def rank_promoted(self, metric: str, sign: int) -> list[str]:
+        """Return the digests of the promoted models, in the form of `as_label`, the best on this test set first.
 
-        Return an empty string if no promoted model has this metric. If this test set has no decisions yet, the test set
-        of the last decision is used.
+        Models without this metric are left out. If this test set has no decisions yet, the test set of the last
+        decision is used.
 
         Args:
             metric: Name of the metric.
@@ -166,7 +166,7 @@ class HeldOutSet:
             models = {**entry.rivals, **({entry.model: entry.metrics} if entry.promoted else {})}
             measured = {as_label(digest): metrics for digest, metrics in models.items() if metric in metrics}
             known |= {label: sign * metrics[metric] for label, metrics in measured.items()}
-        return max(known, key=lambda digest: known[digest], default="")
+        return sorted(known, key=lambda digest: known[digest], reverse=True)
 
     def record(
         self, model: str, promoted: bool, metrics: Mapping[str, float], rivals: Mapping[str, Mapping[str, float]]

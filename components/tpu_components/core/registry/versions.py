@@ -259,11 +259,16 @@ class Registry(Protocol):
     def champion(self, alias: str, digest: str) -> RegisteredVersion | None:
         """Return the version that a model must beat to get an alias, or None if there is none."""
 
-    def check_not_rolled_back(self, number: str, alias: str) -> None:
-        """Check that no rollback took the alias from this version, or from another version with the same model digest.
+    def alias_of(self, version: str) -> str:
+        """Return an alias of a version, given by number or alias, or an empty string if it has none.
 
-        Raises:
-            InputError: If a rollback took the alias.
+        An alias is returned unchanged.
+        """
+
+    def find_rollback(self, number: str, alias: str) -> str:
+        """Return a sentence about the rollback that took the alias from this version or its model, and what to do.
+
+        Return an empty string if there was no rollback, or if it was cancelled.
         """
 
     def promote(self, number: str, alias: str, reason: str, champion: str | None = None) -> Move:
@@ -292,7 +297,8 @@ def check_promotable(registry: Registry, number: str, alias: str, champion: str 
             f"{registry.number_of(champion) or 'no version'}, but the {alias} is now "
             f"{current.number if current else 'not set'}. Run again to compare the model with the current {alias}."
         )
-    registry.check_not_rolled_back(number, alias)
+    if rollback := registry.find_rollback(number, alias):
+        raise InputError(f"Cannot promote version {number} of {registry.model_name!r}: {rollback}")
     return current
 
 

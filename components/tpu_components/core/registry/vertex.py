@@ -171,6 +171,15 @@ class VertexRegistry:
         versions = self.versions(MODEL_LABEL, as_label(model_digest)) if model_digest else ()
         return versions[-1].number if versions else ""
 
+    def alias_of(self, version: str) -> str:
+        """Return an alias of a version, given by number or alias, or an empty string if it has none.
+
+        An alias is returned unchanged. The service's alias `default` does not count.
+        """
+        if not version.isdecimal():
+            return version
+        return next((alias for alias in self.version(version).aliases if alias != _DEFAULT), "")
+
     def champion(self, alias: str, digest: str) -> VertexVersion | None:
         """Return the version that a model must beat to get an alias.
 
@@ -214,11 +223,11 @@ class VertexRegistry:
         self._take_turn(versions, number, alias, previous)
         return Move(number, previous, GATE, reason)
 
-    def check_not_rolled_back(self, number: str, alias: str) -> None:
-        """Check that nobody has moved an alias back by hand from a version, or from another version of the same model.
+    def find_rollback(self, number: str, alias: str) -> str:
+        """Return a sentence about the rollback that took an alias from a version or its model, and what to do.
 
-        Raises:
-            InputError: If somebody has moved the alias back.
+        Return an empty string if nobody has moved the alias back by hand from this version, or from another version of
+        the same model.
         """
         versions = self.versions()
         current = _holder(versions, alias)
@@ -227,14 +236,14 @@ class VertexRegistry:
         # A move between two versions of the model concerns only the export.
         suspects = [each for each in same_model if each.number == number or current not in same_model]
         rolled_back = [each.number for each in suspects if each.is_rolled_back(alias, current)]
-        if rolled_back:
-            what = "it" if number in rolled_back else f"version {rolled_back[-1]}, which has the same model,"
-            raise InputError(
-                f"Cannot promote version {number} of {self.model_name!r}: {what} was rolled back (somebody moved the "
-                f"{alias} to {current.number if current else 'none'} by hand), and the model is unchanged. Train a "
-                "better model, or promote this version by hand: "
-                f"aiplatform.models.ModelRegistry({self.model_name!r}).add_version_aliases([{alias!r}], {number!r})."
-            )
+        if not rolled_back:
+            return ""
+        what = "it" if number in rolled_back else f"version {rolled_back[-1]}, which has the same model,"
+        return (
+            f"{what} was rolled back (somebody moved the {alias} to {current.number if current else 'none'} by hand), "
+            "and the model is unchanged. Train a better model, or promote this version by hand: "
+            f"aiplatform.models.ModelRegistry({self.model_name!r}).add_version_aliases([{alias!r}], {number!r})."
+        )
 
     def _keep_rollbacks(self, versions: Sequence[VertexVersion], alias: str, current: VertexVersion | None) -> None:
         """Add `-rolled-back` to the turn labels of the versions that lost an alias by a rollback.

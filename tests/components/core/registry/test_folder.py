@@ -149,6 +149,7 @@ def test_a_run_does_not_undo_a_rollback_but_somebody_may(registry, promote_new):
     with pytest.raises(InputError, match=r"version 0002 of 'digits': it was rolled back on .*it calls every 7 a 1"):
         promote(registry, "0002", "0001")
     assert registry.find("champion").number == "0001"
+    assert [registry.alias_of(version) for version in ("1", "0002", "champion")] == ["champion", "", "champion"]
     registry.override("0002", "champion", "it was the camera")
     assert registry.find("champion").number == "0002"
 

@@ -68,7 +68,7 @@ def test_a_model_that_is_promoted_after_all_is_known_as_promoted_and_counts_once
     _decide(place, "a", 0.95, promoted=False)
     found = HeldOutSet.find(place, _EXAMPLES, "c")
     assert [(entry.model, entry.promoted) for entry in found.decisions] == [("a", True), ("b", False)]
-    assert found.find_best("accuracy", 1) == "a"
+    assert found.rank_promoted("accuracy", 1) == ["a", "first"]
 
 
 @pytest.mark.parametrize("folder", [None, "bucket"])
@@ -120,18 +120,19 @@ def test_the_best_of_all_that_were_promoted_is_known_also_on_a_fresh_test_set(pl
     for model, accuracy, promoted in (("a", 0.95, True), ("b", 0.97, False), ("c", 0.94, True)):
         _decide(place, model, accuracy, promoted)
     grown = HeldOutSet.find(place, np.arange(50, 190, dtype="<u8"), "d")
-    assert (len(grown.decisions), grown.find_best("accuracy", 1)) == (0, "a"), "most examples were never tested"
+    ranked = ["a", "c", "first"]
+    assert (len(grown.decisions), grown.rank_promoted("accuracy", 1)) == (0, ranked), "most were never tested"
     grown = HeldOutSet.find(place, np.arange(0, 190, dtype="<u8"), "d")
-    assert (len(grown.decisions), grown.find_best("accuracy", 1)) == (3, "a"), "half of the examples were tested"
-    assert grown.find_best("accuracy", -1) == "first"
-    assert grown.find_best("loss", -1) == ""
+    assert (len(grown.decisions), grown.rank_promoted("accuracy", 1)) == (3, ranked), "half of them were tested"
+    assert grown.rank_promoted("accuracy", -1) == ranked[::-1]
+    assert grown.rank_promoted("loss", -1) == []
 
 
 def test_a_model_is_one_whether_its_digest_is_whole_or_a_label(place):
     model, better = "a" * 64, "b" * 64
     _decide(place, model, 0.95, promoted=True)
     _decide(place, better, 0.94, promoted=True, champion=(as_label(model), 0.9))
-    assert HeldOutSet.find(place, _EXAMPLES, "c").find_best("accuracy", 1) == as_label(better)
+    assert HeldOutSet.find(place, _EXAMPLES, "c").rank_promoted("accuracy", 1)[0] == as_label(better)
 
 
 def test_a_test_set_stays_the_same_while_it_grows_a_little_each_time(place):
