@@ -63,9 +63,10 @@ def deploy_model(
         registry: Registry of the model. With None, `params.registry` is opened.
 
     Raises:
-        InputError: If the gate has not passed this model, a folder or the registry is damaged, the champion has changed
-            since the evaluation, this version was rolled back, or its signatures are invalid.
-        RuntimeError: If the health check fails.
+        InputError: If the gate has not passed this model, the export is one of another model, a folder or the registry
+            is damaged, the champion has changed since the evaluation, this version was rolled back, or its signatures
+            are invalid.
+        PlatformError: If the health check fails.
     """
     records_dir = Location(records_dir).as_path()
     model_dir = Location(model_dir).as_path()
@@ -83,7 +84,8 @@ def deploy_model(
             "texts, because the health check of an endpoint supports only these. Leave deploy.endpoint out. The model "
             "is registered all the same."
         )
-    if params.endpoint and (reason := ExportInfo.load(export_dir).left_out.get("float")):
+    export = ExportInfo.load(export_dir)
+    if params.endpoint and (reason := export.left_out.get("float")):
         raise InputError(
             f"Cannot deploy {export_dir} to the endpoint {params.endpoint!r}: its image serves the float LiteRT file, "
             f"which was not exported, because {reason}. Leave deploy.endpoint out; the model is registered all the "
@@ -91,6 +93,12 @@ def deploy_model(
         )
     evaluation = Evaluation.load(evaluation_dir)
     _check_evaluation(evaluation, evaluation_dir, model_dir, manifest)
+    if export.model_digest not in ("", evaluation.model.digest):
+        raise InputError(
+            f"Cannot deploy {export_dir}: it is an export of another model than {model_dir}: expected the digest "
+            f"{evaluation.model.digest[:16]}…, received {export.model_digest[:16]}…. Run export_model with the model "
+            f"in {model_dir}."
+        )
     champion = evaluation.registered_champion.digest if evaluation.registered_champion else None
     expected = _evaluated_outputs(evaluation_dir, manifest)
     model = ModelInfo.load(model_dir)
@@ -107,7 +115,7 @@ def deploy_model(
     parent = registry.number_of(champion or "")
     reasons = [str(rule) for rule in evaluation.gate.reasons]
     has_code = (model_dir / CODE_FILE).is_file()
-    card = write_card(params, manifest, model, evaluation, ExportInfo.load(export_dir), has_code)
+    card = write_card(params, manifest, model, evaluation, export, has_code)
     facts = VersionFacts(metrics=evaluation.metrics, reasons=reasons, lineage=lineage, parent=parent, card=card)
     version: RegisteredVersion
     if target:

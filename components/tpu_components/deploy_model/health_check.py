@@ -67,7 +67,7 @@ class HealthCheck:
             The number of predicted examples, and the largest difference.
 
         Raises:
-            RuntimeError: If the difference exceeds the tolerance, or `predict` fails.
+            PlatformError: If the difference exceeds the tolerance, or `predict` fails.
         """
         try:
             outputs = predict(self._inputs)
@@ -80,7 +80,7 @@ class HealthCheck:
         ]
         difference = float(np.max(differences, initial=0.0))
         if not difference <= self._tolerance:  # Written so that NaN fails.
-            raise RuntimeError(
+            raise PlatformError(
                 f"{self._failed} of {len(outputs)} {self._plural}, a {self._kind} differs by {difference:.2e} from "
                 f"the evaluation; expected at most {self._tolerance:.2e}. The export may belong to another model. Run "
                 "export_model and deploy_model again."

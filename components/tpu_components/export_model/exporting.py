@@ -29,6 +29,7 @@ from tpu_components.core.files import storage
 from tpu_components.core.files.location import Location
 from tpu_components.core.machines import device as devices
 from tpu_components.core.models.training_step.hyperparameters import TrainParams
+from tpu_components.core.registry.versions import model_digest
 from tpu_components.core.results.export_info import ComparedOn, ExportInfo, FormatFacts, Output
 from tpu_components.export_model.comparison import (
     Judge,
@@ -120,6 +121,7 @@ def export_model(
             _remove(staged / FORMATS[name].file)
         exported = ExportInfo(
             model=info.name,
+            model_digest=model_digest(model_dir),
             class_names=info.class_names,
             task=info.task,
             input=info.input,

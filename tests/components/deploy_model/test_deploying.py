@@ -9,6 +9,7 @@ from huggingface_hub import ModelCard
 
 from tests.support.signing_keys import write_keys
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.drift.sketches import DataSketch
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.registry.folder import ModelRegistry
@@ -148,6 +149,25 @@ def test_an_evaluation_of_another_model_is_refused(params, folders, registry):
     assert registry.versions() == ()
 
 
+def test_an_export_of_another_model_is_refused_before_it_is_registered(params, folders, registry):
+    export = folders["export_dir"] / "export.json"
+    digest = json.loads(export.read_text())["model_digest"]
+    assert digest == json.loads((folders["evaluation_dir"] / "evaluation.json").read_text())["model"]["digest"]
+    change(export, model_digest="0" * 64)
+    words = rf"it is an export of another model .* expected the digest {digest[:16]}…, received 0000000000000000…\. Run"
+    with pytest.raises(InputError, match=words):
+        deploy_model(params, **folders)
+    assert registry.versions() == ()
+
+
+def test_an_export_of_an_earlier_version_without_the_models_digest_is_deployed(params, folders):
+    export = folders["export_dir"] / "export.json"
+    raw = json.loads(export.read_text())
+    del raw["model_digest"]
+    export.write_text(json.dumps(raw))
+    assert deploy_model(params, **folders).version == "0001"
+
+
 def test_an_export_without_its_description_is_not_even_registered(params, folders, registry):
     (folders["export_dir"] / "export.json").unlink()
     with pytest.raises(InputError, match=r"export\.json': there is no such file.* that export_model wrote"):
@@ -178,7 +198,7 @@ def not_a_number(folders):
 def test_a_failed_health_check_leaves_the_alias(in_fresh_process, params, folders, registry, another_champion, spoil):
     compared_with(folders, registry, another_champion)
     words = spoil(folders)
-    with pytest.raises(RuntimeError, match=f"(?s)version 0002 of 'digits' failed, so no alias was moved: .*{words}"):
+    with pytest.raises(PlatformError, match=f"(?s)version 0002 of 'digits' failed, so no alias was moved: .*{words}"):
         deploy_model(params, **folders)
     assert registry.aliases() == {"champion": "0001"}
     assert len(registry.moves()) == 1

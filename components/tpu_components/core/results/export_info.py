@@ -112,6 +112,7 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
 
     Attributes:
         model: Name of the model in the registry, or place from which it was imported.
+        model_digest: Digest of the exported model; see `versions.model_digest`. Empty in older files.
         class_names: Class names, in the order of the model's outputs; for a regression, the names of the targets.
         task: Task of the model, a key of `interface.TASKS`.
         input: Input of the model.
@@ -139,6 +140,7 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
     judged: Annotated[str, tuple(BY_NAME)]
     trained_score: float | None
     formats: Mapping[str, FormatFacts]
+    model_digest: str = ""
     quantization: str | None = None
     left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
     range: tuple[int, int] | None = None
@@ -151,6 +153,7 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
         output = dataclasses.asdict(self.output)
         return {
             "model": self.model,
+            "model_digest": self.model_digest,
             "class_names": self.class_names,
             "task": self.task,
             "input": {**fields, **pixels, "signatures": self.signatures},
