@@ -220,27 +220,28 @@ def _decide(
     if last is None:
         return RunDecision.make(True, f"there is no earlier run of {name!r}")
     since, before = last.job_id, last.fingerprints
+    has_failed = last.state in (State.FAILED, State.CANCELLED)
     if is_change:
         changed = tuple(part for part in fingerprints if before.get(part) != fingerprints[part]) if before else ()
         unknown = "the machine, image or settings" if before else "unknown, because the last run has no fingerprints"
         words = f"changed since {since}: {' and '.join(changed) or unknown}"
+        words += ", and the last run has no result" if has_failed else ""
         decision = RunDecision.make(True, words, since, changed)
     else:
-        has_failed = last.state in (State.FAILED, State.CANCELLED)
         words = f"nothing has changed since {since} ({last.state})"
         words += ", but the last run has no result" if has_failed else ""
         decision = RunDecision.make(has_failed, words, since)
         if not last.state.is_final:  # Do not start a second run beside a running one.
             return decision
-    return _apply(occasion, decision, last.created, is_change, look_for_drift)
+    return _apply(occasion, decision, last.created, is_change and not has_failed, look_for_drift)
 
 
 def _apply(
-    occasion: Occasion, decision: RunDecision, created: str, is_change: bool, look: Callable[[], Drift]
+    occasion: Occasion, decision: RunDecision, created: str, is_conditional: bool, look: Callable[[], Drift]
 ) -> RunDecision:
     """Apply the conditions of `--when` to a decision that is based only on the changes since the last run.
 
-    If nothing has changed and the last run has no result, a run is needed whatever the conditions are.
+    If the last run has no result, a run is needed whatever the conditions are: `is_conditional` is then False.
     """
     age = now() - datetime.datetime.fromisoformat(created) if created else None
     if occasion.always and not decision.needed:
@@ -254,7 +255,7 @@ def _apply(
         rests = f"; the last run is {_words(age)} old, not more than {limit}"
     if not decision.needed:
         return dataclasses.replace(decision, reason=f"{decision.reason}{rests}")
-    if not is_change or occasion.changed or occasion.always:
+    if not is_conditional or occasion.changed or occasion.always:
         return decision
     # If the last run has no fingerprints, its data may differ.
     if occasion.drifted and (DATA in decision.changed or not decision.changed):

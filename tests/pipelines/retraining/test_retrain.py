@@ -133,6 +133,19 @@ def test_what_failed_is_started_again(fake, retrain):
     assert not retrain("--wait")[1]["needed"]
 
 
+@pytest.mark.parametrize("when", ["drifted", "older-than=30d"])
+def test_what_failed_is_started_again_with_a_corrected_configuration_on_any_occasion(fake, retrain, when):
+    """The failed run was needed, for example because the data had drifted, and its model was never trained."""
+    fake.execution = Simulate(failures={"evaluate-model": "Out of cheese."})
+    _, _, first = retrain("--wait")
+    fake.execution = Simulate()
+    correction = ("--when", when, "--set", "training.epochs=31")
+    code, decision, _ = retrain("--wait", *correction)
+    assert (code, decision["needed"], decision["changed"]) == (0, True, ["configuration"])
+    assert decision["reason"] == f"changed since {first['job_id']}: configuration, and the last run has no result"
+    assert not retrain("--dry-run", *correction)[1]["needed"]
+
+
 @pytest.mark.parametrize("when", [(), ("--when", "always,older-than=0h")])
 def test_what_still_runs_is_waited_for_on_any_occasion(fake, retrain, when):
     fake.execution = Simulate(hold=True)
