@@ -28,6 +28,7 @@ _MOVED = "share of the examples that would need another class to remove the diff
 _HAVE = "difference between the shares of examples with a class"
 _OTHERS = "share of the words that would have to change to remove the difference"
 _SHIFT = "difference of the means, in standard deviations"
+_SPREAD = "share by which one standard deviation is smaller than the other"
 _SHARE = "difference between the shares"
 # For each kind of effect size: the smallest value that counts as drift, and the test.
 MEASURES = {
@@ -36,10 +37,13 @@ MEASURES = {
     _HAVE: (0.1, "Fisher's exact test, for all classes"),
     _OTHERS: (0.05, "the chi-squared test"),
     _SHIFT: (0.2, "Welch's test"),
+    _SPREAD: (0.2, "the normal test of the log ratio of standard deviations"),
     _SHARE: (0.05, "Fisher's exact test"),
 }
 _MOST_EXACT = 10_000_000  # Examples that Fisher's exact test counts within a tenth of a second.
 _LEAST_EXPECTED = 5  # Smallest expected count per class for which the chi-squared test is valid.
+_LEAST_KURTOSIS = 9  # Of targets whose kurtosis is unknown: that of an exponential distribution; see `_targets`.
+_LEAST_FOR_SPREAD = 100  # In fewer examples, rare values may be missing by chance, which changes the spread.
 _POWER = 0.8  # Power of the test for the reported size of a shift.
 
 
@@ -48,8 +52,8 @@ class Shift:
     """Difference of one statistic between two data sets, and the test of this difference.
 
     Attributes:
-        figure: Name of the statistic: a name from `Split.distributions`, `target NAME`, `classes`, `single class`,
-            `common words` or `set aside`.
+        figure: Name of the statistic: a name from `Split.distributions`, `target NAME` for the mean of a target,
+            `spread of target NAME`, `classes`, `single class`, `common words` or `set aside`.
         effect: Effect size.
         measure: Description of the effect size.
         luck: p-value of the test.
@@ -292,19 +296,34 @@ def _luck_of_mix(table: np.ndarray) -> float:
 
 
 def _targets(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
-    """Compare the means of the targets that both data sets have by Welch's t-test."""
+    """Compare means and standard deviations of the targets that both data sets have.
+
+    Means are compared by Welch's t-test. The log ratio of two standard deviations is approximately normal with the
+    standard error √((κ - 1) / 4 · (1 / n₁ + 1 / n₂)), where κ is the kurtosis of the targets (Bonett, Applied
+    Psychological Measurement 30, 2006). Sketches do not contain the kurtosis. Its upper bound from the range is used,
+    and at least 9, so the test is conservative. Sketches of older versions have no range; for targets with heavier
+    tails than an exponential distribution, they may show drift by chance.
+    """
     from scipy import stats
 
     for name in new.targets.keys() & old.targets.keys():
-        moments = (dataclasses.astuple(data.targets[name]) for data in (new, old))
-        (count, mean, std), (other_count, other_mean, other_std) = moments
-        count, other_count = (data.count_independent(name, own) for data, own in ((new, count), (old, other_count)))
+        ours, theirs = new.targets[name], old.targets[name]
+        mean, std, other_mean, other_std = ours.mean, ours.std, theirs.mean, theirs.std
+        count = new.count_independent(name, ours.num_examples)
+        other_count = old.count_independent(name, theirs.num_examples)
         if min(count, other_count) < 2 or not std + other_std > 0:
             continue
         luck = stats.ttest_ind_from_stats(mean, std, count, other_mean, other_std, other_count, equal_var=False).pvalue
         effect = abs(mean - other_mean) / max(other_std, 1e-12 + std * (other_std == 0))
-        words = (f"{m:.4g} ± {s:.3g}" for m, s in ((mean, std), (other_mean, other_std)))
+        words = [f"{m:.4g} ± {s:.3g}" for m, s in ((mean, std), (other_mean, other_std))]
         yield Shift(f"target {name}", float(effect), _SHIFT, float(luck), *words)
+        if min(count, other_count) >= _LEAST_FOR_SPREAD:
+            smaller, larger = sorted((std, other_std))
+            log_ratio = math.log(larger / smaller) if smaller > 0 else math.inf
+            kurtosis = max(_LEAST_KURTOSIS, ours.most_kurtosis, theirs.most_kurtosis)
+            error = math.sqrt((kurtosis - 1) / 4 * (1 / count + 1 / other_count))
+            luck = 2 * special.ndtr(-log_ratio / error)
+            yield Shift(f"spread of target {name}", 1 - smaller / larger, _SPREAD, float(luck), *words)
 
 
 def _set_aside(new: DataSketch, old: DataSketch) -> Iterator[Shift]:

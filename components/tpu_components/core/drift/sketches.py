@@ -25,11 +25,23 @@ _UNKNOWN = -1  # No exact number.
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
-    """Number, mean and population standard deviation of values."""
+    """Number, mean, population standard deviation and range of values. Without range in sketches of older versions."""
 
     num_examples: int
     mean: float
     std: float
+    minimum: float | None = None
+    maximum: float | None = None
+
+    @property
+    def most_kurtosis(self) -> float:
+        """Upper bound of the kurtosis: the square of the largest distance from the mean, in standard deviations.
+
+        0 if the range is unknown, or if all values are equal.
+        """
+        if self.minimum is None or self.maximum is None or not self.std > 0:
+            return 0.0
+        return (max(self.maximum - self.mean, self.mean - self.minimum) / self.std) ** 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +57,7 @@ class DataSketch:
         num_set_aside: Number of quarantined inputs.
         class_counts: Number of examples by class. In multi-label data, every label of an example counts. Empty for a
             regression.
-        targets: Mean and standard deviation of each target of a regression; otherwise empty.
+        targets: Moments of each target of a regression; otherwise empty.
         distributions: Distributions by name; see `Split.distributions`.
         num_training: Number of training examples.
         common_words: Counts of the most frequent words of the training examples, as in `Manifest`.
@@ -107,7 +119,11 @@ class DataSketch:
             num_set_aside=len(manifest.quarantined),
             class_counts={name: int(count) for name, count in zip(names, counts, strict=False)},
             targets={
-                name: _pool_moments([Moments(n, own[i].mean, own[i].std) for n, own in targets])
+                name: dataclasses.replace(
+                    _pool_moments([Moments(n, own[i].mean, own[i].std) for n, own in targets]),
+                    minimum=min(own[i].minimum for _, own in targets),
+                    maximum=max(own[i].maximum for _, own in targets),
+                )
                 for i, name in enumerate(names)
                 if splits[0].targets
             },
@@ -143,8 +159,8 @@ def _pool_figure(splits: Sequence[Split], figure: str) -> Distribution:
 
 
 def _pool_moments(parts: Sequence[Moments]) -> Moments:
-    """Return the moments of all values together, from the moments of several sets of values."""
-    sizes, means, stds = np.array([dataclasses.astuple(part) for part in parts], float).T
+    """Return the moments of all values together, without their range, from the moments of several sets of values."""
+    sizes, means, stds = np.array([(part.num_examples, part.mean, part.std) for part in parts], float).T
     mean = float((sizes * means).sum() / sizes.sum())
     variance = float((sizes * (stds**2 + (means - mean) ** 2)).sum() / sizes.sum())
     return Moments(int(sizes.sum()), mean, math.sqrt(variance))
