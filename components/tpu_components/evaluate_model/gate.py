@@ -67,8 +67,9 @@ def decide(
             _check_bound(challenger, name, bound, word, params.bound_confidence) for name, bound in bounds.items()
         ]
     if not comparisons:
-        # No model was promoted before, or only the challenger.
-        rules.append(Rule(True, "", "there is no other champion to beat"))
+        # With a champion in the parameters: no model was promoted before, or only the challenger.
+        words = "there is no other champion to beat" if params.champion else "no champion was given to compare with"
+        rules.append(Rule(True, "", words))
     for metric, allowed in params.max_regression.items():
         # Without the best model, margins add up if each model is a little worse than the one before.
         for comparison in comparisons if allowed else comparisons[:1]:
