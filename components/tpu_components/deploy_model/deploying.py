@@ -95,9 +95,9 @@ def deploy_model(
     _check_evaluation(evaluation, evaluation_dir, model_dir, manifest)
     if export.model_digest not in ("", evaluation.model.digest):
         raise InputError(
-            f"Cannot deploy {export_dir}: it is an export of another model than {model_dir}: expected the digest "
-            f"{evaluation.model.digest[:16]}…, received {export.model_digest[:16]}…. Run export_model with the model "
-            f"in {model_dir}."
+            f"Cannot deploy {export_dir}, because it is an export of another model: expected the digest "
+            f"{evaluation.model.digest[:16]}… of {model_dir}, received {export.model_digest[:16]}…. Run export_model "
+            f"with {model_dir}."
         )
     champion = evaluation.registered_champion.digest if evaluation.registered_champion else None
     expected = _evaluated_outputs(evaluation_dir, manifest)
