@@ -154,7 +154,7 @@ def test_an_export_of_another_model_is_refused_before_it_is_registered(params, f
     digest = json.loads(export.read_text())["model_digest"]
     assert digest == json.loads((folders["evaluation_dir"] / "evaluation.json").read_text())["model"]["digest"]
     change(export, model_digest="0" * 64)
-    words = rf"it is an export of another model .* expected the digest {digest[:16]}…, received 0000000000000000…\. Run"
+    words = rf"an export of another model: expected the digest {digest[:16]}… of .*, received 0000000000000000…\. Run"
     with pytest.raises(InputError, match=words):
         deploy_model(params, **folders)
     assert registry.versions() == ()
