@@ -125,8 +125,8 @@ def train_model(
         accelerator: `cpu`, `gpu`, `tpu` or `auto`. On a platform, `auto` is the accelerator of the configuration's
             `machine`. Elsewhere it is a GPU if the backend sees one, otherwise the CPU, and never a TPU.
         num_replicas: Number of devices. 0 uses all devices, or one on a CPU. On a CPU, any number can be simulated.
-        precision: `float32`, `mixed_bfloat16` or `auto`: `mixed_bfloat16` on a TPU and, with TensorFlow, on a CPU with
-            bfloat16 units, otherwise `float32`.
+        precision: `float32`, `mixed_bfloat16` or `auto`. `auto` is `mixed_bfloat16` on a TPU and, with TensorFlow, on a
+            CPU with bfloat16 units, and otherwise `float32`.
         in_memory_mib: Largest decoded size of a split to hold in RAM, in MiB. A larger split is streamed.
         shuffle_buffer: Size of the shuffle buffer of a streamed split, in examples.
         residency: Where the training split is kept. `device` keeps it in device memory, which needs the jax backend.

@@ -115,7 +115,7 @@ def find_initial_model(named: str, records_dir: Path, manifest: Manifest, scratc
         progress.say(
             STEP,
             f"Warning: {name} was trained on {num_seen:,} of the {len(validation):,} validation examples, so the "
-            "validation metrics, which determine the best epoch, are too good. With the test_fraction and "
-            "validation_fraction of the earlier data, examples stay in their splits",
+            "validation metrics, which determine the best epoch, are too good. To keep examples in their splits, use "
+            "the test_fraction and validation_fraction of the earlier data",
         )
     return InitialModel(name, model_digest(directory), directory)

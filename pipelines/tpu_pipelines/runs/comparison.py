@@ -197,8 +197,8 @@ def compare(folders: Sequence[Path]) -> RunComparison:
         notes.append("The gates scored different splits (gate.split), so the results are not comparable.")
     elif not _have_common_examples(runs):
         notes.append(
-            "The gates left out different examples, which one of the models was trained on, so the results are not "
-            "comparable."
+            "The gates scored the runs on different examples, because they leave out what a model was trained on, so "
+            "the results are not comparable."
         )
     notes += [f"{run.label} failed: {run.summary.error}" for run in runs if run.summary.status == State.FAILED]
     notes += [
@@ -281,7 +281,7 @@ def _common_split(runs: Sequence[ComparedRun]) -> str:
 
 
 def _have_common_examples(runs: Sequence[ComparedRun]) -> bool:
-    """Return whether the gate scored all runs on the same number of examples: it leaves out what a model trained on."""
+    """Return whether the gate scored all runs on the same number of examples. It leaves out what a model trained on."""
     return len({run.summary.metrics["num_examples"] for run in runs if "num_examples" in run.summary.metrics}) < 2
 
 

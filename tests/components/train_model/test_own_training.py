@@ -470,7 +470,7 @@ def small(tiny, tmp_path):
         ),
         (
             "callbacks = [keras.callbacks.BackupAndRestore('backup')]",
-            "BackupAndRestore is not supported. Training resumes without it. Remove it",
+            "BackupAndRestore is not supported. An interrupted training resumes without it. Remove it",
         ),
         (
             "callbacks = [keras.callbacks.SwapEMAWeights()]",

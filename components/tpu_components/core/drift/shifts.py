@@ -300,9 +300,10 @@ def _targets(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
 
     Means are compared by Welch's t-test. The log ratio of two standard deviations is approximately normal with the
     standard error √((κ - 1) / 4 · (1 / n₁ + 1 / n₂)), where κ is the kurtosis of the targets (Bonett, Applied
-    Psychological Measurement 30, 2006). Sketches do not contain the kurtosis. Its upper bound from the range is used,
-    and at least 9, so the test is conservative. Sketches of older versions have no range; for targets with heavier
-    tails than an exponential distribution, they may show drift by chance.
+    Psychological Measurement 30, 2006). Sketches do not contain the kurtosis, so the test uses an upper bound from
+    the range, but never less than 9, which makes it conservative. Sketches from older versions have no range, so 9
+    is used; if the targets have heavier tails than an exponential distribution, the test may then report drift by
+    chance.
     """
     from scipy import stats
 

@@ -19,8 +19,8 @@ _ENTRY_BYTES = 12
 def read_orientation(encoded: Any) -> Any:
     """Return the EXIF orientation of an image file, a scalar int64 from 1 (upright) to 8.
 
-    It is 1 for files without this tag, for files of other formats than JPEG and PNG, and for damaged metadata. Other
-    places for the orientation, such as XMP, are not read.
+    It is 1 for files without this tag, for formats other than JPEG and PNG, and for damaged metadata. An orientation
+    that is stored elsewhere, such as in XMP, is not read.
 
     The metadata of a JPEG file are segments: a marker, the length, and the content. Those of a PNG file are chunks: the
     length, the name, the content, and a checksum. EXIF data are a TIFF file, whose first directory has the tag.

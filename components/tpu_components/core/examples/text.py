@@ -347,7 +347,7 @@ class Tokenizer:
         """Return the token IDs of a text, int32[num_tokens].
 
         Raises:
-            InputError: If the text contains no word, or half a surrogate pair, which UTF-8 cannot encode.
+            InputError: If the text contains no word, or half of a surrogate pair, which UTF-8 cannot encode.
         """
         try:
             encoded = self.encode(text.encode())

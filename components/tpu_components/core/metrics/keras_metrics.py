@@ -46,7 +46,7 @@ def adapt(metric: Any, interface: Interface, has_one_output: bool) -> Any:
     """
 
     def result(targets: np.ndarray, outputs: np.ndarray) -> Any:
-        """Return the metric of weighted examples. Some metrics get variables for the shape of their first targets."""
+        """Return a new metric's value for weighted examples. Some metrics keep the shape of their first targets."""
         try:
             other = type(metric).from_config(metric.get_config())
         except Exception:  # The class or function may be the user's own, and not registered.

@@ -399,14 +399,14 @@ def fit_to_data(
         )
     if operation := _overflowing_operation(model):
         raise InputError(
-            f"The model {name!r} applies {operation!r} to pixels as 8-bit integers, whose results wrap around: "
-            '0 - 1 is 255. Begin the model with keras.ops.cast(inputs, "float32"), also before a preprocess_input of '
-            "keras.applications, or with keras.layers.Rescaling."
+            f"The model {name!r} applies {operation!r} to pixels that are 8-bit integers, so results wrap around: 0 - "
+            '1 is 255. Begin the model with keras.ops.cast(inputs, "float32"), which a preprocess_input of '
+            "keras.applications needs too, or with keras.layers.Rescaling."
         )
     if layer := _layer_for_floats(model):
         raise InputError(
-            f"The model {name!r} passes integers of its input to the layer {layer!r}, which needs floats. Begin the "
-            "model with keras.layers.Rescaling(1 / 255)."
+            f"The model {name!r} passes its integer inputs to the layer {layer!r}, which needs floats. Begin the model "
+            "with keras.layers.Rescaling(1 / 255)."
         )
     if isinstance(interface.input, ImageInput) and not _may_scale(model):
         warn(
@@ -429,9 +429,9 @@ def fit_to_data(
     if interface.mean:
         if name.endswith(".keras"):
             warn(
-                f"The outputs of {name!r} are taken as standardised targets (mean 0, deviation 1): a layer that "
-                "converts them to the targets' units is added. If the model already predicts in these units, import it "
-                "with import_model, and set training.initial_model to the imported model."
+                f"The outputs of {name!r} are treated as standardised targets (mean 0, deviation 1), and a layer that "
+                "converts them to the targets' own units is added. If the model already predicts in these own units, "
+                "import it with import_model, and set training.initial_model to the imported model."
             )
         units = keras.layers.Rescaling(list(interface.std), list(interface.mean), name=UNITS_LAYER, dtype="float32")
         answer = units(answer)

@@ -228,7 +228,7 @@ class ModelRegistry:
             return self._move(alias, version, GATE, reason)
 
     def find_rollback(self, number: str, alias: str) -> str:
-        """Return a sentence about the rollback that took an alias from a version or its model, and what to do.
+        """Return a sentence on the rollback that took an alias from a version or its model, with what to do.
 
         Return an empty string if there was no rollback.
 
@@ -250,7 +250,7 @@ class ModelRegistry:
                 is_this = rollback.previous == version.number
                 what = "it" if is_this else f"version {rollback.previous}, which has the same model,"
                 return (
-                    f"{what} was rolled back on {rollback.time} ({rollback.reason}), and the model is unchanged. "
+                    f"{what} was rolled back on {rollback.time} ({rollback.reason}), and the model has not changed. "
                     "Train a better model, or promote this version by hand: tpu-pipelines registry promote "
                     f"{self.model_name} {number}."
                 )

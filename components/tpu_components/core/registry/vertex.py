@@ -224,7 +224,7 @@ class VertexRegistry:
         return Move(number, previous, GATE, reason)
 
     def find_rollback(self, number: str, alias: str) -> str:
-        """Return a sentence about the rollback that took an alias from a version or its model, and what to do.
+        """Return a sentence on the rollback that took an alias from a version or its model, with what to do.
 
         Return an empty string if nobody has moved the alias back by hand from this version, or from another version of
         the same model.
@@ -241,7 +241,7 @@ class VertexRegistry:
         what = "it" if number in rolled_back else f"version {rolled_back[-1]}, which has the same model,"
         return (
             f"{what} was rolled back (somebody moved the {alias} to {current.number if current else 'none'} by hand), "
-            "and the model is unchanged. Train a better model, or promote this version by hand: "
+            "and the model has not changed. Train a better model, or promote this version by hand: "
             f"aiplatform.models.ModelRegistry({self.model_name!r}).add_version_aliases([{alias!r}], {number!r})."
         )
 

@@ -719,7 +719,9 @@ def test_a_layer_that_tensorflow_cannot_call_on_integers_is_refused(tmp_path, be
         "    return keras.Model(x, layers.Dense(num_classes, activation='softmax')(y))\n"
     )
     if layer:
-        with pytest.raises(InputError, match=rf"integers .* to the layer '{layer}', which needs floats. .*Rescaling"):
+        with pytest.raises(
+            InputError, match=rf"integer inputs to the layer '{layer}', which needs floats. .*Rescaling"
+        ):
             build_model(str(path), _DIGITS, {})
     else:
         answers = build_model(str(path), _DIGITS, {})(np.zeros((1, *_DIGITS.input.shape), np.uint8))
@@ -749,7 +751,9 @@ def test_arithmetic_with_8_bit_pixels_is_refused(tmp_path, begin, operation):
     )
     interface = replace(_DIGITS, input=ImageInput((8, 8, 3), "raw"))
     if operation:
-        with pytest.raises(InputError, match=rf"applies '{operation}' to pixels as 8-bit .*keras\.ops\.cast\(inputs"):
+        with pytest.raises(
+            InputError, match=rf"applies '{operation}' to pixels that are 8-bit .*keras\.ops\.cast\(inputs"
+        ):
             build_model(str(path), interface, {})
     else:
         assert build_model(str(path), interface, {}).output_shape == (None, 10)

@@ -60,7 +60,9 @@ def _check_hooks(callback: Any) -> None:
     """
     kind = type(callback)
     if isinstance(callback, keras.callbacks.BackupAndRestore):
-        raise InputError("The callback BackupAndRestore is not supported. Training resumes without it. Remove it.")
+        raise InputError(
+            "The callback BackupAndRestore is not supported. An interrupted training resumes without it. Remove it."
+        )
     if isinstance(callback, keras.callbacks.SwapEMAWeights):
         raise InputError("The callback SwapEMAWeights is not supported. Set training.ema_decay instead.")
     advice = "Move the code to on_epoch_end."

@@ -100,9 +100,9 @@ def make_loss(params: TrainParams, interface: Interface, model: Any) -> Any:
     )
     if interface.task.activation in ("softmax", "sigmoid") and _expects_logits(loss, interface):
         raise InputError(
-            f"loss={name} expects logits: it still falls when the output of the right class rises from 1 to 10. A loss "
-            "gets probabilities, even if the model ends without an activation. Remove from_logits=True, or the softmax "
-            "or sigmoid, from the loss."
+            f"loss={name} expects logits: it still decreases when the output of the right class rises from 1 to 10. "
+            "Training always passes probabilities to a loss, even if the model ends without an activation. Remove "
+            "from_logits=True from the loss, or the softmax or sigmoid that it applies."
         )
     return loss
 
@@ -110,8 +110,8 @@ def make_loss(params: TrainParams, interface: Interface, model: Any) -> Any:
 def validation_loss(params: TrainParams, interface: Interface, model: Any) -> Callable[[Any, Any], np.ndarray]:
     """Return the loss of a validation split, as a function of labels and outputs that returns a loss of each example.
 
-    This is the loss of the training, but without label smoothing and mixup. A model's own `train_step` may have any
-    loss, so the task's loss is used for it.
+    This is the training loss without label smoothing and mixup. A model's own `train_step` may have any loss, so the
+    task's default loss is used for it.
     """
     is_plain = params.loss == OF_THE_TASK and _own_loss(params, interface, model) is None
     if is_plain or brought_by(model).has_step:

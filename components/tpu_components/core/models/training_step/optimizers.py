@@ -47,7 +47,7 @@ def _unwrapped(optimizer: Any) -> Any:
 def learning_rate_at(optimizer: Any, step: int) -> float:
     """Return an optimizer's learning rate at a training step. Steps count from 0 over the whole training run.
 
-    Schedules count training steps, not updates, also if an update has the gradients of several steps: see
+    Schedules count training steps, not updates, even if an update accumulates the gradients of several steps. See
     `keras.optimizers.Optimizer._get_current_learning_rate`.
     """
     rate = _unwrapped(optimizer)._learning_rate
