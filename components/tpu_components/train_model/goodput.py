@@ -167,7 +167,8 @@ class GoodputRecorder:
         - `waiting`: Waiting for input and checkpoints: DATA_LOADING and UNPRODUCTIVE_CHECKPOINT_SAVE_TIME.
         - `lost`: Time from the last checkpoint of a killed session to the last update of its entry in the goodput file:
           WASTED_PROGRESS_FROM_DISRUPTION.
-        - `other`: Validation and saving the model (OTHER), and time that a file of an older version does not classify.
+        - `other`: Validation, compilation of later stages and saving the model (OTHER), and time that a file of an
+          older version does not classify.
 
         Args:
             trained: Seconds of the steps that are part of the result.

@@ -288,7 +288,7 @@ class DeviceLoop:
                 if earlier is not None:  # One block computes while the next one is queued.
                     earlier[0].loss.block_until_ready()
             step += count
-            if session.has_stepped:
+            if session.is_compiled:
                 # Without asynchronous dispatch, this block has ended too.
                 times.reach(step if watch.loss.is_ready() else step - count)
             now = time.monotonic()
@@ -297,13 +297,13 @@ class DeviceLoop:
             is_due = session.is_due(step)
             ready = earlier
             earlier = (watch, step)
-            if is_due or step == session.steps or not session.has_stepped or self._to_profile:
+            if is_due or step == session.steps or not session.is_compiled or self._to_profile:
                 self._to_profile = 0 if session.has_stepped else session.params.profile_steps
                 ready = earlier
             elif ready is None or now - looked < _LOOK_SECONDS:
                 continue
             with clock.measure(COMPUTE):
-                is_first = not session.has_stepped
+                is_first = not session.is_compiled
                 loss = self._look(*ready, first)
             bar.update(session.examples_before(ready[1]) - session.examples_before(shown), f"loss {loss:.4f}")
             shown = ready[1]

@@ -20,7 +20,7 @@ class TrainResult:
             split) if there is no validation split.
         steps: Optimizer steps.
         examples_seen: Number of examples that contributed to a gradient. Every epoch counts each example exactly once.
-        seconds: Seconds of training in all sessions, without start-up.
+        seconds: Seconds of the epochs in all sessions, including compilation, but not the time before the first epoch.
         examples_per_second: Training examples per second, as the median over the epochs.
         metrics: Metrics of the last epoch on the training split, measured while the weights change: `loss`, without
             regularization penalties, and the metrics of the task, for example `accuracy`.
@@ -39,9 +39,9 @@ class TrainResult:
         goodput: Share of the paid time of all sessions that was spent on steps that are part of the result. The rest is
             start-up, waiting, validation, and steps that were lost when a session was killed.
         paid_seconds: Seconds of all sessions, by what the time was spent on: `trained`, `start_up`, `waiting` (for
-            input and checkpoints), `lost` (steps that were lost when a session was killed) and `other` (validation and
-            saving the model). The time of a killed session is counted until its last record, at most 10 seconds before
-            the kill.
+            input and checkpoints), `lost` (steps that were lost when a session was killed) and `other` (validation,
+            compilation of later stages and saving the model). The time of a killed session is counted until its last
+            record, at most 10 seconds before the kill.
     """
 
     epochs: int

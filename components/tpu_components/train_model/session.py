@@ -81,6 +81,7 @@ class Session:
         steps: Steps of an epoch.
         batch_size: Examples per step, of all replicas together.
         has_stepped: Whether this session's first step has ended.
+        is_compiled: Whether a step of the current stage has ended in this session, so that its program is compiled.
         step_times: Histogram of step times, over all sessions on the same devices.
     """
 
@@ -128,7 +129,7 @@ class Session:
         identity = run_digest(params, initial, manifest, device.backend, device.precision, self.model.get_config())
         self.progress = TrainingProgress(identity=identity, batch_size=self.batch_size)
         self.best: Mapping[str, Array] | None = None  # Weights of the best epoch.
-        self.has_stepped = False
+        self.has_stepped = self.is_compiled = False
         self._unchanged = unchanged
         self.writer = checkpoint.Writer()
         self.parts: PartsWriter | None = None
@@ -162,6 +163,7 @@ class Session:
         """Compile the model for the training stage of an epoch (from 0), unless this stage is the current one."""
         if (stage := stage_of(self.stages, epoch)) is not self.stage:
             self._compile(stage)
+            self.is_compiled = False
 
     def variables(self) -> dict[str, Any]:
         """Return all variables that a step changes, by name: weights, random state, optimizer and running metrics."""
@@ -206,12 +208,14 @@ class Session:
         return self._epoch_begun
 
     def end_first_step(self) -> None:
-        """Record the end of the session's first step. Later calls do nothing."""
+        """Record the end of the first step of the session, or of a stage. Later calls do nothing."""
+        if self.is_compiled:
+            return
+        self.progress.start_seconds += time.monotonic() - self._epoch_begun
+        self.stopwatch.take_waited()  # Earlier waiting counts as start-up.
         if not self.has_stepped:
-            self.has_stepped = True
-            self.progress.start_seconds += time.monotonic() - self._epoch_begun
-            self.stopwatch.take_waited()  # Earlier waiting counts as start-up.
             self.recorder.begin()
+        self.has_stepped = self.is_compiled = True
 
     def is_due(self, step: int) -> bool:
         """Return whether a checkpoint is due: `checkpoint_seconds` after the last one, or immediately after SIGTERM.
@@ -360,6 +364,9 @@ class Session:
         if now.timed_on == self.device.name:  # Steps on other devices say nothing about these devices.
             self.step_times.resume(now.step_counts)
         for entry in now.history:
+            self.enter_stage_of(
+                int(entry["epoch"]) - 1
+            )  # A callback may read and change the learning rate of its stage.
             replay(entry)
         self.enter_stage_of(now.epoch if now.step else now.epoch - 1)  # The stage of the saved optimizer.
         if self.parts is None:

@@ -390,7 +390,10 @@ class _Training:
             better = "higher" if self._sign == HIGHER else "lower"
             progress.say(STEP, f"stopped early: no {better} {_in_words(self._judged_by)} for {patience} epochs")
             return True
-        return bool(self._callbacks and session.model.stop_training)
+        if self._callbacks and session.model.stop_training:
+            progress.say(STEP, f"stopped by a callback after {now.epoch} of {session.params.epochs} epochs")
+            return True
+        return False
 
     def result(self) -> TrainResult:
         """Return the outcome of the training run."""

@@ -194,12 +194,12 @@ def test_the_report_is_named_after_its_run_and_says_how_it_was_trained(monkeypat
     monkeypatch.setenv("TPU_PIPELINES_RUN", "flowers")
     stages = [{"epochs": 3, "frozen": ["backbone"], "learning_rate": 0.001}]
     stages.append({"epochs": 5, "frozen": [], "learning_rate": 0.0})
-    info.training = {**_TRAINING, "stages": stages, "host": "2 × AMD EPYC"}
+    info.training = {**_TRAINING, "epochs": 6, "stages": stages, "host": "2 × AMD EPYC"}  # Stopped early.
     title, subtitle = describe_run(_manifest(source="images:x"), info)
     assert title == "flowers: cnn on images:x"
     assert "learning rate 0.001 then 0.1, batch" in subtitle
     assert subtitle.endswith("8 × tpu of 2 × AMD EPYC")
-    assert "(3 with backbone frozen, then 5 with nothing frozen)" in _facts(info)["Training"]
+    assert "6 epochs (3 with backbone frozen, then 3 with nothing frozen)" in _facts(info)["Training"]
     text = _render(source="images:x")
     assert re.search(r"<title>flowers: digits_cnn on images:x: [^<]* UTC, learning rate", text)
 

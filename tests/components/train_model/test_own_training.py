@@ -207,17 +207,23 @@ def test_callbacks_reduce_the_rate_and_stop_the_training_and_resume_in_their_sta
         tiny,
         epochs=6,
         batch_size_per_replica=128,
-        learning_rate=0.01,
+        stages=(Stage(2, learning_rate=0.001), Stage(4, learning_rate=0.1)),
         callbacks={
-            "reduce_lr_on_plateau": {"monitor": "val_accuracy", "min_delta": 1.0, "patience": 2, "factor": 0.5},
+            "reduce_lr_on_plateau": {
+                "monitor": "val_accuracy",
+                "min_delta": 1.0,
+                "patience": 2,
+                "factor": 0.5,
+                "min_lr": 0.001,  # The rate of the first stage, in which there is nothing to reduce.
+            },
             "early_stopping": {"monitor": "val_loss", "min_delta": 100.0, "patience": 4},
         },
     )
     result = train_alone(params, digits_records, tmp_path / "whole")
     rates = [entry["learning_rate"] for entry in history_of(tmp_path / "whole")]
-    assert rates == pytest.approx([0.01, 0.01, 0.01, 0.005, 0.005])
+    assert rates == pytest.approx([0.001, 0.001, 0.1, 0.05, 0.05])
     assert result.epochs == 5
-    assert train_until_sigterm(params, digits_records, tmp_path / "ended", looks=10 * 2 + 5) == (2, 5)
+    assert train_until_sigterm(params, digits_records, tmp_path / "ended", looks=10 * 3 + 5) == (3, 5)
     continue_training(params, digits_records, tmp_path / "ended", capfd)
     assert_equal_models(tmp_path / "whole", tmp_path / "ended")
 
@@ -472,6 +478,15 @@ def small(tiny, tmp_path):
             "callbacks = [keras.callbacks.BackupAndRestore('backup')]",
             "BackupAndRestore is not supported. An interrupted training resumes without it. Remove it",
         ),
+        ("callbacks = [keras.callbacks.TerminateOnNaN()]", "TerminateOnNaN is not needed"),
+        (
+            "callbacks = [keras.callbacks.EarlyStopping(restore_best_weights=True)]",
+            "restore_best_weights=True, which is not supported: .* Remove it, and set training.monitor",
+        ),
+        (
+            "callbacks = [keras.callbacks.ModelCheckpoint('a.keras', save_freq=2)]",
+            "ModelCheckpoint has a save_freq, .* set training.checkpoint_seconds",
+        ),
         (
             "callbacks = [keras.callbacks.SwapEMAWeights()]",
             "SwapEMAWeights is not supported. Set training.ema_decay instead",
@@ -506,6 +521,23 @@ def test_a_models_own_optimizer_keeps_what_it_excludes_from_weight_decay():
     copied.apply([np.zeros(2, np.float32)] * 2)
     assert np.array(weights[0]).tolist() == [1, 1]
     assert np.array(weights[1]).max() < 1
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.0011])
+def test_a_stages_own_rate_replaces_the_models_optimizer_also_if_it_is_the_default(
+    small, digits_records, tmp_path, rate
+):
+    stages = Stage(1), Stage(1, learning_rate=rate)
+    params = small(optimizer="keras.optimizers.SGD(0.3)", epochs=2, learning_rate=0.001, stages=stages)
+    train_model(params, digits_records, tmp_path / "model")
+    assert [entry["learning_rate"] for entry in history_of(tmp_path / "model")] == pytest.approx([0.3, rate])
+
+
+def test_a_callback_that_stops_a_training_is_told(small, digits_records, tmp_path, capfd):
+    stopping = {"early_stopping": {"monitor": "loss", "patience": 1, "min_delta": 100.0}}
+    params = small(callbacks=stopping, epochs=4, stages=(Stage(3), Stage(1)))
+    assert train_model(params, digits_records, tmp_path / "model").epochs == 2
+    assert "stopped by a callback after 2 of 4 epochs" in capfd.readouterr().err
 
 
 def test_a_schedule_that_cannot_be_copied_is_refused(small, digits_records, tmp_path):

@@ -49,7 +49,10 @@ def plain(quick, tmp_path):
 
 
 @pytest.mark.heavy  # Two processes that import and compile: 10 s.
-def test_two_replicas_learn_what_one_learns(plain, digits_records, tmp_path, run_step):
+@pytest.mark.parametrize("clipping", [{}, {"global_clipnorm": 0.05}, {"clipnorm": 0.02}, {"clipvalue": 0.001}])
+def test_two_replicas_learn_what_one_learns(plain, digits_records, tmp_path, run_step, clipping):
+    """Gradients were clipped before they were summed, so that the limit doubled."""
+    plain = replace(plain, optimizer_parameters=clipping)
     whole = train_model(plain, digits_records, tmp_path / "one")
     halves = _train(
         run_step, replace(plain, batch_size_per_replica=32, num_replicas=2), digits_records, tmp_path / "two"

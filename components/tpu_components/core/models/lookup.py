@@ -647,7 +647,7 @@ def _layer_for_floats(model: Any) -> str:
     """
     for layer in model._flatten_layers(include_self=False):
         tensors = [tensor for node in layer._inbound_nodes for tensor in node.input_tensors]
-        if re.search("Conv|AveragePooling[1-3]D", type(layer).__name__) and any(
+        if re.search("Conv|^AveragePooling", type(layer).__name__) and any(
             keras.backend.is_int_dtype(tensor.dtype) for tensor in tensors
         ):
             return str(layer.name)

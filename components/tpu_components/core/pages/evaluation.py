@@ -72,9 +72,13 @@ def describe_training(split: str, manifest: Manifest, info: ModelInfo) -> Fields
         info: Description of the model.
     """
     training = info.training
-    stages = training.get("stages", ())
-    frozen = (f"{stage['epochs']} with {', '.join(stage['frozen']) or 'nothing'} frozen" for stage in stages)
-    in_stages = f" ({', then '.join(frozen)})" if stages else ""
+    frozen = []
+    left = training.get("epochs", 0)  # Training may have stopped before the end of a stage.
+    for stage in training.get("stages", ()):
+        if count := min(stage["epochs"], left):
+            frozen.append(f"{count} with {', '.join(stage['frozen']) or 'nothing'} frozen")
+        left -= count
+    in_stages = f" ({', then '.join(frozen)})" if frozen else ""
     synchronized = f"synchronised over the batch of all {training.get('num_replicas')} replicas"
     copies = manifest.split(split).statistics.get("num_also_in_train")
     run = training and {

@@ -42,7 +42,8 @@ class TrainingProgress:
         best_loss: Value of this metric in `best_epoch`, or None before the end of the first epoch.
         history: Metrics and times of each finished epoch, by name.
         batch_size: Examples per step, of all replicas together.
-        start_seconds: Part of `seconds` before the end of each session's first step. It includes compilation.
+        start_seconds: Part of `seconds` before the end of the first step of each session and stage, including
+            compilation.
         waited_seconds: Part of `seconds`, after the first step of each session, in which the host waited for input or
             checkpoints.
         end_seconds: Seconds between epochs in which the host waited for checkpoints. They are not part of `seconds`.

@@ -709,6 +709,7 @@ def test_a_model_that_gets_pixels_as_they_are_gives_a_warning(tmp_path, begin, i
         ("keras.Sequential([keras.Input(image_shape), layers.Conv2D(2, 3)])(x)", ""),
         ("layers.Embedding(256, 2)(layers.Flatten()(x))", ""),
         ("layers.Dense(2)(x)", ""),
+        ("layers.GlobalAveragePooling2D()(x)", ""),
     ],
 )
 def test_a_layer_that_tensorflow_cannot_call_on_integers_is_refused(tmp_path, begin, layer):

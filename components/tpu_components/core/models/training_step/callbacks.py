@@ -65,6 +65,18 @@ def _check_hooks(callback: Any) -> None:
         )
     if isinstance(callback, keras.callbacks.SwapEMAWeights):
         raise InputError("The callback SwapEMAWeights is not supported. Set training.ema_decay instead.")
+    if isinstance(callback, keras.callbacks.TerminateOnNaN):
+        raise InputError("The callback TerminateOnNaN is not needed: a training that diverges stops anyway. Remove it.")
+    if getattr(callback, "restore_best_weights", False):
+        raise InputError(
+            "The callback EarlyStopping has restore_best_weights=True, which is not supported: the weights of the best "
+            "epoch are always saved. Remove it, and set training.monitor to the callback's monitor."
+        )
+    if getattr(callback, "save_freq", "epoch") != "epoch":
+        raise InputError(
+            "The callback ModelCheckpoint has a save_freq, but training calls callbacks only after epochs. Remove "
+            "save_freq, or set training.checkpoint_seconds."
+        )
     advice = "Move the code to on_epoch_end."
     unused = [
         name

@@ -21,10 +21,16 @@ from tpu_components.core.models.training_step.augmentation import check_augmenta
 from tpu_components.core.models.training_step.hyperparameters import OF_THE_TASK, TrainParams
 from tpu_components.core.models.training_step.keras_names import create
 from tpu_components.core.models.training_step.losses import add_float32_loss, adds_losses, loss_name, make_loss
-from tpu_components.core.models.training_step.optimizers import check_updates, make_optimizer, used_optimizer
+from tpu_components.core.models.training_step.optimizers import (
+    check_replicas,
+    check_updates,
+    make_optimizer,
+    used_optimizer,
+)
 from tpu_components.core.models.training_step.program import state_of
 from tpu_components.core.models.training_step.stages import plan_stages
 from tpu_components.core.models.training_step.wrapping import (
+    clip_after_sum,
     extend_step,
     sum_repeated_rows,
     synchronize_normalization,
@@ -254,6 +260,7 @@ def compile_model(
         jit_compile=jit_compile,
     )
     _count_alike(model, loss, unpenalized)
+    check_replicas(model.optimizer, max(num_replicas, params.num_replicas))
     model.optimizer.build(model.trainable_variables)
     check_updates(model)
     for layer in model._flatten_layers():
@@ -273,5 +280,6 @@ def compile_model(
         _check_step(model, (inputs, targets, weights))
     synchronize_normalization(model, num_replicas)
     sum_repeated_rows(model.optimizer)
+    clip_after_sum(model.optimizer, num_replicas)
     has_margin = interface.input.fed_shape != interface.input.shape
     return extend_step(model, params, num_replicas, has_margin, class_weights)

@@ -139,7 +139,7 @@ class TrainParams:
     optimizer: Annotated[str, Part.OPTIMIZER] = OF_THE_MODEL
     optimizer_parameters: Annotated[Mapping[str, Any], Part.OPTIMIZER] = dataclasses.field(default_factory=dict)
     learning_rate: Annotated[float, Range(above=0, below=math.inf), Part.OPTIMIZER] = 0.001
-    learning_rate_scaling: Annotated[str, ("auto", "linear", "sqrt", "none")] = "auto"
+    learning_rate_scaling: Annotated[str, ("auto", "linear", "sqrt", "none"), Part.OPTIMIZER] = "auto"
     learning_rate_schedule: Annotated[str, Part.OPTIMIZER] = "constant"
     schedule_parameters: Annotated[Mapping[str, Any], Part.OPTIMIZER] = dataclasses.field(default_factory=dict)
     warmup_epochs: Annotated[Amount, Part.OPTIMIZER] = 0.0

@@ -110,8 +110,8 @@ def make_loss(params: TrainParams, interface: Interface, model: Any) -> Any:
 def validation_loss(params: TrainParams, interface: Interface, model: Any) -> Callable[[Any, Any], np.ndarray]:
     """Return the loss of a validation split, as a function of labels and outputs that returns a loss of each example.
 
-    This is the training loss without label smoothing and mixup. A model's own `train_step` may have any loss, so the
-    task's default loss is used for it.
+    This is the training loss without label smoothing, mixup, and weights of classes and examples. A model's own
+    `train_step` may have any loss, so the task's default loss is used for it.
     """
     is_plain = params.loss == OF_THE_TASK and _own_loss(params, interface, model) is None
     if is_plain or brought_by(model).has_step:

@@ -92,6 +92,10 @@ def _learning_rate(params: TrainParams, optimizer: str, num_replicas: int, steps
             raise InputError("learning_rate_schedule=constant has no parameters. Remove schedule_parameters.")
         return _warmed_up(lambda step: peak, warmup) if warmup else peak
     parameters = in_steps(params.schedule_parameters, steps_per_epoch)
+    if "warmup_target" in parameters:
+        raise InputError("warmup_target is not supported in schedule_parameters. Set training.warmup_epochs instead.")
+    if "boundaries" in parameters:  # Epochs of the training, which begins with the warm-up.
+        parameters["boundaries"] = [boundary - warmup for boundary in parameters["boundaries"]]
     if "values" in parameters:  # Learning rates for one replica, so they are scaled like `learning_rate`.
         parameters["values"] = [value * peak / params.learning_rate for value in parameters["values"]]
     if "decay_steps" in inspect.signature(class_of("learning_rate_schedule", name)).parameters:
@@ -235,6 +239,20 @@ def check_accumulation(optimizer: Any, num_steps: int) -> None:
         raise InputError(
             f"The optimizer's gradient_accumulation_steps={every} is larger than the number of training steps, "
             f"{num_steps}: the weights would never be updated. Reduce it, or train more epochs."
+        )
+
+
+def check_replicas(optimizer: Any, num_replicas: int) -> None:
+    """Check that an optimizer works with several replicas.
+
+    Raises:
+        InputError: If the optimizer accumulates gradients, which Keras cannot do on several replicas with TensorFlow.
+    """
+    every = _unwrapped(optimizer).gradient_accumulation_steps
+    if every and num_replicas > 1 and keras.backend.backend() == "tensorflow":
+        raise InputError(
+            f"gradient_accumulation_steps={every} is not supported with backend=tensorflow and {num_replicas} "
+            "replicas. Set training.backend=jax, or training.num_replicas=1."
         )
 
 

@@ -121,6 +121,23 @@ def sum_repeated_rows(optimizer: Any) -> None:
     optimizer.apply = apply
 
 
+def clip_after_sum(optimizer: Any, num_replicas: int) -> None:
+    """Make an optimizer clip the gradients of the whole batch, as on JAX and with one replica.
+
+    With TensorFlow, Keras clips each replica's part before it sums the parts, so the sum may be longer than the limit.
+    """
+    if keras.backend.backend() != "tensorflow" or num_replicas == 1:
+        return
+    clip, add_up = optimizer._clip_gradients, optimizer._all_reduce_sum_gradients
+
+    def add_up_and_clip(gradients_and_variables: Any) -> Any:
+        gradients, variables = zip(*add_up(gradients_and_variables), strict=True)
+        return list(zip(clip(gradients), variables, strict=True))
+
+    optimizer._clip_gradients = lambda gradients: gradients
+    optimizer._all_reduce_sum_gradients = add_up_and_clip
+
+
 def synchronize_normalization(model: Any, num_replicas: int) -> None:
     """Compute batch normalisation over the batch of all replicas, so that their number does not change the result.
 

@@ -201,6 +201,27 @@ def test_updates_have_the_rate_of_the_schedule_until_the_training_ends(every):
     assert np.count_nonzero(np.array(changes) > 1e-4) >= 2 * keras_names.STEPS // every - 2
 
 
+def test_boundaries_of_a_schedule_are_epochs_of_the_training_also_after_a_warmup():
+    model = compiled(
+        learning_rate=0.1,
+        learning_rate_schedule="piecewise_constant_decay",
+        schedule_parameters={"boundary_epochs": [1], "values": [0.1, 0.01]},
+        warmup_epochs=0.4,
+    )
+    rates = [learning_rate_at(model.optimizer, step) for step in (2, 4, keras_names.STEPS, keras_names.STEPS + 1)]
+    assert rates == pytest.approx([0.05, 0.1, 0.1, 0.01])
+
+
+def test_gradients_of_several_steps_on_several_replicas_are_refused_with_tensorflow():
+    with pytest.raises(InputError, match=r"with backend=tensorflow and 2 replicas. Set training.backend=jax"):
+        compiled(num_replicas=2, optimizer_parameters={"gradient_accumulation_steps": 2})
+
+
+def test_a_warmup_of_kerass_schedule_is_refused():
+    with pytest.raises(InputError, match=r"warmup_target is not supported in schedule_parameters. Set training.warmup"):
+        compiled(learning_rate_schedule="cosine", schedule_parameters={"warmup_target": 0.1, "warmup_steps": 2})
+
+
 def test_values_of_a_schedule_are_for_one_replica_as_the_learning_rate_is():
     parameters = {"boundary_epochs": [1], "values": [0.1, 0.01]}
     model = keras_names.build()
