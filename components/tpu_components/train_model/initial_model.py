@@ -60,7 +60,8 @@ class InitialModel:
         checkpoint.assign(model.weights, [np.asarray(keras.ops.convert_to_numpy(weight)) for weight in trained.weights])
         if units := _units_of(model):
             kept = _units_of(trained)
-            units.scale, units.offset = (kept.scale, kept.offset) if kept else (1.0, 0.0)
+            units.scale = kept.scale if kept else [1.0] * len(units.scale)
+            units.offset = kept.offset if kept else [0.0] * len(units.offset)
 
 
 def _units_of(model: Any) -> Any:

@@ -191,6 +191,8 @@ def test_a_regression_gives_the_units_of_its_targets(digits_records, tmp_path):
         tmp_path / "started",
     )
     assert started.metrics["r2"] == pytest.approx(1, abs=1e-4)
+    units = load_trained_model(tmp_path / "trained").layers[-1]
+    assert (units.scale, units.offset) == ([1.0], [0.0]), "of each target, as exports need them"
 
 
 SOFTMAX = {"last": LAYERS.Dense(10, activation="softmax")}

@@ -478,7 +478,10 @@ def small(tiny, tmp_path):
             "callbacks = [keras.callbacks.BackupAndRestore('backup')]",
             "BackupAndRestore is not supported. An interrupted training resumes without it. Remove it",
         ),
-        ("callbacks = [keras.callbacks.TerminateOnNaN()]", "TerminateOnNaN is not needed"),
+        (
+            "callbacks = [keras.callbacks.TerminateOnNaN()]",
+            "TerminateOnNaN is not supported. A training that diverges stops without it. Remove it",
+        ),
         (
             "callbacks = [keras.callbacks.EarlyStopping(restore_best_weights=True)]",
             "restore_best_weights=True, which is not supported: .* Remove it, and set training.monitor",

@@ -10,6 +10,12 @@ from tpu_components.core.models.lookup import brought_by
 from tpu_components.core.models.training_step.hyperparameters import TrainParams
 from tpu_components.core.models.training_step.keras_names import create
 
+# Callbacks of Keras that would have no effect, and what to do instead.
+_REFUSED = {
+    "BackupAndRestore": "An interrupted training resumes without it. Remove it.",
+    "SwapEMAWeights": "Set training.ema_decay instead.",
+    "TerminateOnNaN": "A training that diverges stops without it. Remove it.",
+}
 # Methods of a callback that training does not call.
 _UNUSED_HOOKS = ("on_epoch_begin", "on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
@@ -52,29 +58,24 @@ def make_callbacks(model: Any, params: TrainParams, known: Collection[str]) -> l
 def _check_hooks(callback: Any) -> None:
     """Check that a callback does not need methods that training does not call.
 
-    Keras's own callbacks pass, except LearningRateScheduler and LambdaCallback: usually, on_epoch_end is enough for
-    them.
+    For most of Keras's own callbacks, on_epoch_end is enough. The exceptions are LearningRateScheduler, LambdaCallback,
+    those in `_REFUSED`, and two parameters.
 
     Raises:
         InputError: If it needs such a method.
     """
     kind = type(callback)
-    if isinstance(callback, keras.callbacks.BackupAndRestore):
-        raise InputError(
-            "The callback BackupAndRestore is not supported. An interrupted training resumes without it. Remove it."
-        )
-    if isinstance(callback, keras.callbacks.SwapEMAWeights):
-        raise InputError("The callback SwapEMAWeights is not supported. Set training.ema_decay instead.")
-    if isinstance(callback, keras.callbacks.TerminateOnNaN):
-        raise InputError("The callback TerminateOnNaN is not needed: a training that diverges stops anyway. Remove it.")
+    for name, advice in _REFUSED.items():
+        if isinstance(callback, getattr(keras.callbacks, name)):
+            raise InputError(f"The callback {name} is not supported. {advice}")
     if getattr(callback, "restore_best_weights", False):
         raise InputError(
-            "The callback EarlyStopping has restore_best_weights=True, which is not supported: the weights of the best "
-            "epoch are always saved. Remove it, and set training.monitor to the callback's monitor."
+            f"The callback {kind.__name__} has restore_best_weights=True, which is not supported: the weights of the "
+            "best epoch are always saved. Remove it, and set training.monitor to the callback's monitor."
         )
     if getattr(callback, "save_freq", "epoch") != "epoch":
         raise InputError(
-            "The callback ModelCheckpoint has a save_freq, but training calls callbacks only after epochs. Remove "
+            f"The callback {kind.__name__} has a save_freq, but training calls callbacks only after epochs. Remove "
             "save_freq, or set training.checkpoint_seconds."
         )
     advice = "Move the code to on_epoch_end."

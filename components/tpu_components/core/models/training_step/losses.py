@@ -134,7 +134,10 @@ def _expects_logits(loss: Any, interface: Interface) -> bool:
     targets = np.full(len(values), right, np.int32)
     if interface.task_name != CLASSIFICATION:
         targets = (targets[:, None] == classes).astype(np.float32)
-    losses = np.asarray(loss(targets, outputs))
+    try:
+        losses = np.asarray(loss(targets, outputs))
+    except Exception:  # A loss of the user's own may refuse outputs that are no probabilities.
+        return False
     return bool(np.isfinite(losses).all() and losses.min() >= 0 and np.diff(losses).max() < -_FALL)
 
 
