@@ -14,7 +14,7 @@ import shlex
 import signal
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,7 @@ def serve(export_uri: str, params: ServeParams, version: str = "") -> None:
     with (
         listen(params.host, params.port) as listener,
         tempfile.TemporaryDirectory(prefix="serving-") as work,
+        _signals_ignored(),
     ):
         allow_many_connections()
         load = functools.partial(load_export, export_uri, params, Path(work), version)
@@ -83,11 +84,22 @@ def _name_by_place(place: str) -> str:
     return name if re.fullmatch(MODEL_NAME, name) else ""
 
 
+@contextlib.contextmanager
+def _signals_ignored() -> Iterator[None]:
+    """Ignore SIGTERM and SIGINT in the block.
+
+    uvicorn handles these signals while it serves, and raises them again when it has stopped. They must not end the
+    process then, since the exit code would not be 0.
+    """
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 async def _serve(listener: socket.socket, load: Callable[[], ExportedModel], params: ServeParams) -> None:
-    # uvicorn handles these signals while it serves, and raises them again when it has stopped. They must not end the
-    # process then, since the exit code would not be 0.
-    for signal_number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signal_number, signal.SIG_IGN)
     application = Application(params)
     server = make_server(application)
     serving = asyncio.create_task(server.serve(sockets=[listener]))

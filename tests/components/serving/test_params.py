@@ -1,3 +1,4 @@
+import signal
 import sys
 
 import pytest
@@ -58,11 +59,13 @@ def test_a_key_that_did_not_arrive_is_refused():
 def test_every_command_that_serves_heeds_the_flag_and_the_variable(command, tmp_path, monkeypatch, capsys):
     """Which key it takes is told by the error of a key that is missing."""
     (tmp_path / "export.json").write_text("{}")
+    handler = signal.getsignal(signal.SIGTERM)
 
     def error_of(*words):
         words = (str(tmp_path), "--port", "0", *words)
         monkeypatch.setattr(sys, "argv", [command, *words])
         assert (cli.main(["serve", *words]) if command == "tpu-pipelines serve" else serving_main.main()) == 2
+        assert signal.getsignal(signal.SIGTERM) == handler, "the process can be ended as before"
         return capsys.readouterr().err
 
     monkeypatch.setenv("TPU_PIPELINES_VERIFY_KEY", "signing.pub")
