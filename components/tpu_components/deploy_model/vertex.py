@@ -223,7 +223,7 @@ class VertexTarget:
                 deployed.
 
         Raises:
-            PlatformError: If the version does not respond, or its predictions differ from the evaluation.
+            PlatformError: If the version does not respond, or if its predictions differ from those of the evaluation.
             InputError: If the service rejects a request, or the alias has moved since the comparison.
         """
         if not self._params.endpoint:

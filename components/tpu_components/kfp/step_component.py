@@ -308,7 +308,8 @@ def _check_model(values: Mapping[str, Any]) -> None:
     """Check the model in the inputs of train_model or preflight_training.
 
     Raises:
-        InputError: If a registered model or one of its parameters is unknown, or the model is a file in a bucket.
+        InputError: If the name of a registered model or one of its parameters is unknown, or if the model is a file
+            in a bucket.
     """
     training = values.get("training")
     name = getattr(training, "model", values.get("model", ""))

@@ -35,7 +35,8 @@ from tpu_components.serving.instances import parse_line
 
 _ARRAY_SUFFIXES = (".npy", ".npz")
 _TABLE_SUFFIXES = (".csv", ".tsv")
-_JSON_LINES_SUFFIX, _JSON_SUFFIX = ".jsonl", ".json"
+_JSON_LINES_SUFFIX = ".jsonl"
+_JSON_SUFFIX = ".json"
 _PARQUET_SUFFIX = ".parquet"
 _FILE_SUFFIXES = (".txt", *_TABLE_SUFFIXES, *_ARRAY_SUFFIXES, _JSON_LINES_SUFFIX, _JSON_SUFFIX, _PARQUET_SUFFIX)
 _STDIN = "-"

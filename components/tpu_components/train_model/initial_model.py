@@ -111,7 +111,8 @@ def find_initial_model(named: str, records_dir: Path, manifest: Manifest, scratc
             "data, or remove training.initial_model."
         )
     progress.say(STEP, f"starting with the weights of {name}")
-    trained_on, validation = load_trained_on(directory), load_identities(records_dir, VALIDATION)
+    trained_on = load_trained_on(directory)
+    validation = load_identities(records_dir, VALIDATION)
     if trained_on is not None and validation is not None and (num_seen := int(are_among(validation, trained_on).sum())):
         progress.say(
             STEP,

@@ -168,13 +168,12 @@ def test_a_regression_gives_the_units_of_its_targets(digits_records, tmp_path):
     names = Manifest.load(tmp_path / "records").class_names
     params = ImportParams(names, pixel_range=(0, 255))
     assert import_model(params, tmp_path / "records", tmp_path / "own.keras", tmp_path / "model").outputs == "numbers"
-    judged = evaluate_model(
-        EvaluateParams(accelerator="cpu", max_regression={"r2": 0.0}),
-        tmp_path / "records",
-        tmp_path / "model",
-        tmp_path / "ev",
-    )
-    assert judged.metrics["r2"] == pytest.approx(1, abs=1e-4)
+
+    def judge(model):
+        params = EvaluateParams(accelerator="cpu", max_regression={"r2": 0.0})
+        return evaluate_model(params, tmp_path / "records", tmp_path / model, tmp_path / f"{model}-evaluation")
+
+    assert judge("model").metrics["r2"] == pytest.approx(1, abs=1e-4)
     (tmp_path / "own.py").write_text(_LINEAR)
     start = TrainParams(
         str(tmp_path / "own.py"),
@@ -184,13 +183,7 @@ def test_a_regression_gives_the_units_of_its_targets(digits_records, tmp_path):
         backend="tensorflow",
     )
     train_model(start, tmp_path / "records", tmp_path / "trained")
-    started = evaluate_model(
-        EvaluateParams(accelerator="cpu", max_regression={"r2": 0.0}),
-        tmp_path / "records",
-        tmp_path / "trained",
-        tmp_path / "started",
-    )
-    assert started.metrics["r2"] == pytest.approx(1, abs=1e-4)
+    assert judge("trained").metrics["r2"] == pytest.approx(1, abs=1e-4)
     units = load_trained_model(tmp_path / "trained").layers[-1]
     assert (units.scale, units.offset) == ([1.0], [0.0]), "of each target, as exports need them"
 

@@ -296,7 +296,7 @@ def _luck_of_mix(table: np.ndarray) -> float:
 
 
 def _targets(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
-    """Compare means and standard deviations of the targets that both data sets have.
+    """Compare the means and the standard deviations of the targets that are in both data sets.
 
     Means are compared by Welch's t-test. The log ratio of two standard deviations is approximately normal with the
     standard error √((κ - 1) / 4 · (1 / n₁ + 1 / n₂)), where κ is the kurtosis of the targets (Bonett, Applied
@@ -309,17 +309,18 @@ def _targets(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
 
     for name in new.targets.keys() & old.targets.keys():
         ours, theirs = new.targets[name], old.targets[name]
-        mean, std, other_mean, other_std = ours.mean, ours.std, theirs.mean, theirs.std
         count = new.count_independent(name, ours.num_examples)
         other_count = old.count_independent(name, theirs.num_examples)
-        if min(count, other_count) < 2 or not std + other_std > 0:
+        if min(count, other_count) < 2 or not ours.std + theirs.std > 0:
             continue
-        luck = stats.ttest_ind_from_stats(mean, std, count, other_mean, other_std, other_count, equal_var=False).pvalue
-        effect = abs(mean - other_mean) / max(other_std, 1e-12 + std * (other_std == 0))
-        words = [f"{m:.4g} ± {s:.3g}" for m, s in ((mean, std), (other_mean, other_std))]
+        luck = stats.ttest_ind_from_stats(
+            ours.mean, ours.std, count, theirs.mean, theirs.std, other_count, equal_var=False
+        ).pvalue
+        effect = abs(ours.mean - theirs.mean) / max(theirs.std, 1e-12 + ours.std * (theirs.std == 0))
+        words = [f"{each.mean:.4g} ± {each.std:.3g}" for each in (ours, theirs)]
         yield Shift(f"target {name}", float(effect), _SHIFT, float(luck), *words)
         if min(count, other_count) >= _LEAST_FOR_SPREAD:
-            smaller, larger = sorted((std, other_std))
+            smaller, larger = sorted((ours.std, theirs.std))
             log_ratio = math.log(larger / smaller) if smaller > 0 else math.inf
             kurtosis = max(_LEAST_KURTOSIS, ours.most_kurtosis, theirs.most_kurtosis)
             error = math.sqrt((kurtosis - 1) / 4 * (1 / count + 1 / other_count))

@@ -35,7 +35,7 @@ class Moments:
 
     @property
     def most_kurtosis(self) -> float:
-        """Upper bound of the kurtosis: the square of the largest distance from the mean, in standard deviations.
+        """Upper bound of the kurtosis: the largest distance from the mean, in standard deviations, squared.
 
         0 if the range is unknown, or if all values are equal.
         """

@@ -12,7 +12,8 @@ _MOST_PARTS = 64  # Limits the time for a malicious file.
 _APP1, _START_OF_SCAN = 0xFFE1, 0xFFDA  # https://www.w3.org/Graphics/JPEG/itu-t81.pdf, table B.1
 _EXIF, _PNG_EXIF, _PNG_PIXELS = (int.from_bytes(name) for name in (b"Exif", b"eXIf", b"IDAT"))
 _LITTLE_ENDIAN = ord("I")
-_ORIENTATION, _SHORT = 0x0112, 3
+_ORIENTATION = 0x0112
+_SHORT = 3  # Type of a 16-bit number.
 _ENTRY_BYTES = 12
 
 

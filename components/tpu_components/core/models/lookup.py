@@ -641,7 +641,7 @@ def _overflowing_operation(model: Any) -> str:
 
 
 def _layer_for_floats(model: Any) -> str:
-    """Return the name of a layer that gets integers but needs floats, or an empty string if there is none.
+    """Return the name of a layer that receives integers but needs floats. Return an empty string if there is none.
 
     With JAX, such a layer works. With TensorFlow, which evaluates and serves every model, it does not.
     """

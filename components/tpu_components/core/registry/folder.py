@@ -228,7 +228,7 @@ class ModelRegistry:
             return self._move(alias, version, GATE, reason)
 
     def find_rollback(self, number: str, alias: str) -> str:
-        """Return a sentence on the rollback that took an alias from a version or its model, with what to do.
+        """Describe the rollback that took an alias from a version or its model, and say what to do.
 
         Return an empty string if there was no rollback.
 

@@ -266,7 +266,7 @@ class Registry(Protocol):
         """
 
     def find_rollback(self, number: str, alias: str) -> str:
-        """Return a sentence about the rollback that took the alias from this version or its model, and what to do.
+        """Describe the rollback that took the alias from this version or its model, and say what to do.
 
         Return an empty string if there was no rollback, or if it was cancelled.
         """

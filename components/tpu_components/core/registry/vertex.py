@@ -224,7 +224,7 @@ class VertexRegistry:
         return Move(number, previous, GATE, reason)
 
     def find_rollback(self, number: str, alias: str) -> str:
-        """Return a sentence on the rollback that took an alias from a version or its model, with what to do.
+        """Describe the rollback that took an alias from a version or its model, and say what to do.
 
         Return an empty string if nobody has moved the alias back by hand from this version, or from another version of
         the same model.

@@ -116,7 +116,8 @@ def _answers_in(annotation: Mapping[str, Any], others: dict[str, None]) -> dict[
     results = [result for result in every if isinstance(result, dict) and "from_name" in result]
     regions = {result.get("id") for result in results if result.get("type") not in _ANSWERS} - {None}
     for result in results:
-        kind, value = str(result.get("type")), result.get("value")
+        kind = str(result.get("type"))
+        value = result.get("value")
         if kind not in _ANSWERS:
             others[kind] = None
         elif result.get("id") in regions or (isinstance(value, dict) and any(place in value for place in _PLACES)):

@@ -72,7 +72,7 @@ Kernels = Mapping[str, tuple[Array, ...]]
 
 
 class KernelWork(NamedTuple):
-    """What a kernel computes: its matrix products, in the steps of a grid.
+    """Work of a kernel: its matrix products, and the steps of its grid.
 
     Attributes:
         flops: Number of multiplications and additions of the matrix products.

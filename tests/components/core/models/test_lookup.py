@@ -676,6 +676,17 @@ def test_a_model_that_is_not_compiled_gives_no_warning(tmp_path, source):
     assert warnings == []
 
 
+def _write_model(folder, end, image="keras.Input(image_shape, dtype='uint8')"):
+    """Write a model whose last layer gets `end`, an expression of the image x."""
+    (path := folder / "own.py").write_text(
+        "import keras\nfrom keras import layers\n\ndef build_model(image_shape, num_classes):\n"
+        f"    x = {image}\n    y = {end}\n"
+        "    return keras.Model(x, layers.Dense(num_classes, activation='softmax')(y))\n\n"
+        "def Negated():\n    x = keras.Input((8, 8, 3), dtype='uint8')\n    return keras.Model(x, -x)\n"
+    )
+    return path
+
+
 @pytest.mark.parametrize(
     ("begin", "is_warned"),
     [
@@ -688,11 +699,7 @@ def test_a_model_that_is_not_compiled_gives_no_warning(tmp_path, source):
 )
 def test_a_model_that_gets_pixels_as_they_are_gives_a_warning(tmp_path, begin, is_warned):
     """A model made for x / 255 was trained on pixels up to 255, without a word."""
-    (path := tmp_path / "own.py").write_text(
-        "import keras\nfrom keras import layers\n\ndef build_model(image_shape, num_classes):\n"
-        f"    x = keras.Input(image_shape)\n    y = {begin}\n"
-        "    return keras.Model(x, layers.Dense(num_classes, activation='softmax')(y))\n"
-    )
+    path = _write_model(tmp_path, begin, "keras.Input(image_shape)")
     warnings = []
     build_model(str(path), _DIGITS, {}, warnings.append)
     assert bool(warnings) == is_warned
@@ -714,11 +721,7 @@ def test_a_model_that_gets_pixels_as_they_are_gives_a_warning(tmp_path, begin, i
 )
 def test_a_layer_that_tensorflow_cannot_call_on_integers_is_refused(tmp_path, begin, layer):
     """JAX trained such a model, and TensorFlow could not evaluate it."""
-    (path := tmp_path / "own.py").write_text(
-        "import keras\nfrom keras import layers\n\ndef build_model(image_shape, num_classes):\n"
-        f"    x = keras.Input(image_shape, dtype='uint8')\n    y = layers.Flatten()({begin})\n"
-        "    return keras.Model(x, layers.Dense(num_classes, activation='softmax')(y))\n"
-    )
+    path = _write_model(tmp_path, f"layers.Flatten()({begin})")
     if layer:
         with pytest.raises(
             InputError, match=rf"integer inputs to the layer '{layer}', which needs floats. .*Rescaling"
@@ -744,12 +747,7 @@ def test_a_layer_that_tensorflow_cannot_call_on_integers_is_refused(tmp_path, be
 )
 def test_arithmetic_with_8_bit_pixels_is_refused(tmp_path, begin, operation):
     """The backbone of a ResNet got 228 instead of -28.9."""
-    (path := tmp_path / "own.py").write_text(
-        "import keras\nfrom keras import layers\n\ndef build_model(image_shape, num_classes):\n"
-        f"    x = keras.Input(image_shape, dtype='uint8')\n    y = layers.Flatten()({begin})\n"
-        "    return keras.Model(x, layers.Dense(num_classes, activation='softmax')(y))\n\n"
-        "def Negated():\n    x = keras.Input((8, 8, 3), dtype='uint8')\n    return keras.Model(x, -x)\n"
-    )
+    path = _write_model(tmp_path, f"layers.Flatten()({begin})")
     interface = replace(_DIGITS, input=ImageInput((8, 8, 3), "raw"))
     if operation:
         with pytest.raises(

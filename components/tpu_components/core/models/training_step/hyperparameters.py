@@ -215,6 +215,11 @@ class TrainParams:
         return any(own) or not {*names} <= {"adam", "adamw", "sgd", "constant", "cosine", AUTO}
 
     @property
+    def optimizer_name(self) -> str:
+        """Name of the optimizer that training creates if it does not use the optimizer of a compiled model."""
+        return "adam" if self.optimizer == OF_THE_MODEL else self.optimizer.lower()
+
+    @property
     def of_optimizer(self) -> tuple[str, ...]:
         """Names of the optimizer and learning-rate settings that differ from their defaults.
 

@@ -71,7 +71,8 @@ def class_of(kind: str, name: str) -> Any:
     Raises:
         InputError: If Keras has no such class.
     """
-    classes, plain = keras_classes(kind), plain_name(name)
+    classes = keras_classes(kind)
+    plain = plain_name(name)
     if plain not in classes:
         with contextlib.suppress(Exception):  # Keras also has short names, such as `mse`.
             meant = getattr(keras, _KINDS[kind][0]).get(name)
@@ -104,7 +105,7 @@ def keras_classes(kind: str) -> dict[str, Any]:
 
 
 def plain_name(name: str) -> str:
-    """Return a class's name in lower case without underscores, the form in which names are compared."""
+    """Return a class name in lower case and without underscores, so that names can be compared."""
     return name.lower().replace("_", "")
 
 

@@ -1,4 +1,4 @@
-"""The loss of a training step: the task's, the configuration's or the model's own; and the weights of classes."""
+"""Losses for training and validation, from the task, the configuration or the model; and weights of classes."""
 
 import copy
 import functools

@@ -11,7 +11,7 @@ import numpy as np
 from tpu_components.core.base.errors import InputError, describe
 from tpu_components.core.base.frameworks import keras, ops
 from tpu_components.core.models.lookup import brought_by
-from tpu_components.core.models.training_step.hyperparameters import OF_THE_MODEL, TrainParams
+from tpu_components.core.models.training_step.hyperparameters import TrainParams
 from tpu_components.core.models.training_step.keras_names import (
     class_of,
     create,
@@ -151,7 +151,7 @@ def used_optimizer(model: Any, params: TrainParams, num_steps: int) -> dict[str,
     own = own_optimizer(model, params)
     if own is None:
         return {
-            "optimizer": "adam" if params.optimizer == OF_THE_MODEL else params.optimizer.lower(),
+            "optimizer": params.optimizer_name,
             "learning_rate": params.learning_rate,
         }
     optimizer = _unwrapped(own)
@@ -183,7 +183,8 @@ def make_optimizer(params: TrainParams, num_replicas: int, steps_per_epoch: int,
     """Return a new optimizer for a stage: like the model's own if training uses it, otherwise as configured.
 
     Raises:
-        InputError: If Keras rejects the optimizer, its schedule or a parameter, or the model's own cannot be copied.
+        InputError: If Keras rejects the optimizer, its schedule or a parameter, or the model's own optimizer cannot be
+            copied.
     """
     if (compiled_with := own_optimizer(model, params)) is not None:
         if compiled_with.use_ema:
@@ -191,7 +192,7 @@ def make_optimizer(params: TrainParams, num_replicas: int, steps_per_epoch: int,
                 "The model's optimizer has use_ema=True, which is not supported. Set training.ema_decay instead."
             )
         return copy_optimizer(compiled_with)  # A new one for every stage.
-    name = "adam" if params.optimizer == OF_THE_MODEL else params.optimizer.lower()
+    name = params.optimizer_name
     known = inspect.signature(class_of("optimizer", name)).parameters
     parameters = dict(params.optimizer_parameters)
     own: dict[str, Any] = dict.fromkeys(("use_ema", "ema_momentum", "ema_overwrite_frequency"))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tpu_components.core.base.errors import InputError, did_you_mean
-from tpu_components.core.models.training_step.hyperparameters import OF_THE_MODEL, TrainParams
+from tpu_components.core.models.training_step.hyperparameters import TrainParams
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +46,7 @@ def plan_stages(params: TrainParams) -> tuple[PlannedStage, ...]:
     for number, stage in enumerate(params.stages, 1):
         own = dataclasses.replace(params, epochs=stage.epochs, stages=())
         if stage.learning_rate:  # It replaces a compiled model's optimizer, even if it equals the default.
-            name = "adam" if params.optimizer == OF_THE_MODEL else params.optimizer
-            own = dataclasses.replace(own, learning_rate=stage.learning_rate, optimizer=name)
+            own = dataclasses.replace(own, learning_rate=stage.learning_rate, optimizer=params.optimizer_name)
         planned.append(PlannedStage(own, stage.frozen, first_epoch, number))
         first_epoch += stage.epochs
     return tuple(planned)

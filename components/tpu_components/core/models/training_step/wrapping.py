@@ -128,7 +128,8 @@ def clip_after_sum(optimizer: Any, num_replicas: int) -> None:
     """
     if keras.backend.backend() != "tensorflow" or num_replicas == 1:
         return
-    clip, add_up = optimizer._clip_gradients, optimizer._all_reduce_sum_gradients
+    clip = optimizer._clip_gradients
+    add_up = optimizer._all_reduce_sum_gradients
 
     def add_up_and_clip(gradients_and_variables: Any) -> Any:
         gradients, variables = zip(*add_up(gradients_and_variables), strict=True)
