@@ -244,21 +244,9 @@ def test_csv_groups_stay_in_one_split(tmp_path):
     assert not where["validation"] & where["test"]
 
 
-def test_csv_refuses_a_group_in_two_of_its_own_splits(tmp_path):
-    source = _csv(tmp_path, "path,label,split,who\na.png,cat,train,ann\nb.png,dog,test,ann\n")
-    with pytest.raises(InputError, match=r"Group 'ann' is in two splits of .*: train and test.*Correct the split"):
-        _plan(source, group_column="who")
-
-
 def test_csv_refuses_a_missing_file(tmp_path):
     with pytest.raises(InputError, match=f"Cannot read '{tmp_path}/none.csv': there is no such file. Check the path"):
         _plan(f"csv:{tmp_path}/none.csv")
-
-
-@pytest.mark.parametrize("text", ["", "path,label\n"])
-def test_csv_refuses_a_file_without_rows(tmp_path, text):
-    with pytest.raises(InputError, match=r"Found no rows in .*labels.csv: expected a header line with path and label"):
-        _plan(_csv(tmp_path, text))
 
 
 @pytest.mark.parametrize(
@@ -596,16 +584,30 @@ def test_csv_refuses_an_unknown_split(tmp_path, split):
         _plan(_csv(tmp_path, f"path,label,split\n{_rows(extra=',train')}x.png,cat,{split}\n"))
 
 
-def test_csv_refuses_another_encoding(tmp_path):
-    (tmp_path / "labels.csv").write_bytes("path,label\né.png,cat\n".encode("latin-1"))
-    message = r"in UTF-8, received 'utf-8' codec .* in line 2\. .*If the line should be 'é\.png,cat', .* Windows-1252"
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", r"Found no rows in .*labels.csv: expected a header line with path and label"),
+        ("path,label\n", r"Found no rows in .*labels.csv: expected a header line with path and label"),
+        (
+            "path,label,who,split\na.png,cat,ann,train\nb.png,dog,ann,test\n",
+            r"Group 'ann' is in two splits of .*: train and test.*Correct the split",
+        ),
+        (
+            "path,label\né.png,cat\n".encode("latin-1"),
+            r"in UTF-8, received 'utf-8' codec .* in line 2\. .*If the line should be 'é\.png,cat', .* Windows-1252",
+        ),
+        (
+            'path,label\n"' + "x" * 1_100_000 + '",cat\n',
+            r"expected a CSV file in UTF-8, received field larger than field limit",
+        ),
+    ],
+    ids=["no header", "no rows", "a group in two splits", "another encoding", "a field without an end"],
+)
+def test_csv_refuses_a_file_that_cannot_be_used(tmp_path, content, message):
+    (tmp_path / "labels.csv").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(InputError, match=message):
-        _plan(f"csv:{tmp_path}/labels.csv")
-
-
-def test_csv_refuses_a_field_without_end(tmp_path):
-    with pytest.raises(InputError, match=r"expected a CSV file in UTF-8, received field larger than field limit"):
-        _plan(_csv(tmp_path, 'path,label\n"' + "x" * 1_100_000 + '",cat\n'))
+        _plan(f"csv:{tmp_path}/labels.csv", group_column="who" if "who" in str(content) else "")
 
 
 def test_csv_follows_links_and_never_reads_a_device(tmp_path, encode):
