@@ -80,8 +80,7 @@ class DataFacts:
         host: Rates at which this machine reads the examples. None if no estimate needs these rates, because the
             training split is in the devices' memory or no time is estimated.
         num_validation: Number of examples in the validation split, or 0 if there is none.
-        assumed: Assumptions about data that are not available yet, in words. Empty if the data are
-            available.
+        assumed: Assumptions about data that are not available yet, in words. Empty if the data are available.
     """
 
     interface: Interface
@@ -113,7 +112,7 @@ class DataFacts:
         The result is 0 if this machine's rate is not known.
 
         The rate is assumed to grow with the number of CPUs, up to the highest rate at which one process decodes images.
-        If the number of CPUs is unknown, `cpus=0`, the host is assumed to be as fast as this machine.
+        If the number of CPUs is unknown (`cpus=0`), the host is assumed to be as fast as this machine.
         """
         if self.host is None:
             return 0.0
@@ -134,7 +133,7 @@ MeasureHost = Callable[[DataFacts], DataFacts]
 class Measurement:
     """Measures how fast training on this machine reads a data set.
 
-    The result is cached for each data set, reader and machine.
+    The result is cached for each data set, machine and combination of `in_memory_mib` and `shuffle_buffer`.
 
     Attributes:
         in_memory_mib: `TrainParams.in_memory_mib`.
@@ -152,12 +151,12 @@ class Measurement:
         return dataclasses.replace(facts, host=self.recall([manifest.fingerprint, facts.decoded_bytes], measure))
 
     def recall(self, key: Sequence[Any], measure: Callable[[], HostRate]) -> HostRate:
-        """Return the cached rate for data. If there is none, call `measure` and cache its result.
+        """Return the cached rate. If there is no cached rate, call `measure` and cache its result.
 
         If other processes disturbed the cached measurement, `measure` is called again.
 
         Args:
-            key: Values on which the rate depends, in addition to the reader, the machine and this module's code.
+            key: Values on which the rate depends, in addition to the attributes, the machine and this module's code.
             measure: Function that measures the rate.
         """
         reader = (self.in_memory_mib, self.shuffle_buffer)
@@ -207,14 +206,14 @@ def _first_shards(manifest: Manifest) -> Manifest:
 
 
 def measure_rate(open_pass: Callable[[], Iterable[int]]) -> tuple[float, float, float]:
-    """Measure how many examples per second are read, in several passes that take at least half a second together.
+    """Measure how many examples per second are read, in several passes that take at least half a second in total.
 
     Args:
         open_pass: Function that starts a pass. It returns an iterable of the number of examples in each batch.
 
     Returns:
         Examples per second of all passes together, of the slowest, and of the fastest pass. The first pass counts only
-        if it takes long.
+        if it takes more than half a second.
     """
     passes: list[tuple[int, float]] = []
     is_first, spent = True, 0.0

@@ -1,9 +1,9 @@
 """Estimates the time of a step and of an epoch from the cost of a compiled program.
 
 The time of an operation is the compiler's estimate of its cycles, but never less than the chip needs for its arithmetic
-and its memory traffic. Copies to on-chip memory overlap with the operations, but the time of a step is never less than
-the memory traffic of operations and copies needs. No parameter is fitted. Communication is assumed to use a ring of
-links of the slice. Its time is an upper bound, because no overlap with computation is assumed.
+and its memory traffic. Copies to on-chip memory overlap with the operations, but a step never takes less time than the
+memory traffic of its operations and copies. No parameter is fitted. Communication is assumed to go around a ring of the
+slice's links. The time of communication is an upper bound, because no overlap with computation is assumed.
 
 `python -m tests.evidence.benchmarks.whole_steps` compares the estimates with published step times, each with its
 source, and derives intervals. A test compares the intervals in this module with the derived intervals.
@@ -45,7 +45,8 @@ GRID_STEP_SECONDS = 0.35e-6
 # gradients are added in CMEM, took 1.86 s a step: 2.21 s is estimated with these rows, and 0.23 s without them.
 _ROW_SECONDS = 1e-6
 MUCH_GUESSED = 0.1  # Reports say so if a larger share of a step's computation is guessed.
-# From this share on, a program uses its matrix units well: its time differs less from the estimate.
+# A program that reaches at least this share of the peak uses its matrix units well. Its time differs less from the
+# estimate.
 WELL_USED = 0.5
 
 
@@ -53,8 +54,8 @@ WELL_USED = 0.5
 class Accuracy:
     """Accuracy of estimated step times, from a comparison with published step times.
 
-    There are two groups of programs: those that use at least the share `WELL_USED` of the matrix units' peak, and those
-    that use less.
+    On TPUs, each instance describes one of two groups of programs: those that reach at least the share `WELL_USED` of
+    the matrix units' peak, and those that stay below it.
 
     Attributes:
         factor: Number by which `low` and `high` must be divided. It is 1, except in reports of earlier versions.
@@ -65,10 +66,10 @@ class Accuracy:
         held_out: Number of the `estimates` that were inside an interval derived only from other programs and
             publishers, or None if this was not tested.
         estimates: Number of distinct estimates among the `steps` comparisons. None in older files.
-        whole_steps: Number of the `steps` that are whole training steps. In current files, all of them are. None in
-            older files.
+        whole_steps: Number of the published times that are times of whole training steps. In current files, it is equal
+            to `steps`. None in older files.
         median_error: Median error of the distinct estimates, as a share of the measured time. None in older files.
-        most_error: 95th percentile of this error. None in older files.
+        most_error: 95th percentile of the same errors. None in older files.
     """
 
     factor: float
@@ -124,11 +125,15 @@ def accuracy_at(mxu_utilization: float) -> Accuracy:
 
 
 def seconds_of(operation: OperationCost, generation: Generation) -> float:
-    """Return the time of all runs of an operation in a step, in seconds.
+    """Return the time of all executions of an operation in a step, in seconds.
 
-    The time of one run is the longest of five times: the time in the compiler's schedule; the time of the matrix
-    products at the peak, or at a kernel's share of the peak; the time of the bytes at the memory's bandwidth; the time
-    of the rows that a scatter adds one after the other; and the shortest time of the steps of a kernel's grid.
+    The time of one execution is the longest of these:
+
+    - the time in the compiler's schedule
+    - the time of the matrix products at the peak, or at the share of the peak that a kernel is assumed to reach
+    - the time to move the bytes at the memory's bandwidth
+    - the time of the rows that a scatter adds one after the other
+    - the shortest possible time of the steps of a kernel's grid
     """
     share = KERNEL_SHARES.get(operation.kind, 1.0) * operation.filled
     return operation.times * max(
@@ -147,8 +152,8 @@ class StepTime:
     Attributes:
         compute_ms: Time of the computation.
         communication_ms: Time of communication between replicas, or None if the speed of the links is not known.
-        guessed_share: Share of `compute_ms` for which the compiler has no estimate, so that it is computed from the
-            bytes that are moved.
+        guessed_share: Share of `compute_ms` that is computed only from memory traffic and scatter updates, because the
+            compiler has no estimate for it.
         mxu_utilization: Share of the matrix units' peak that the step reaches while it computes.
         flops: Floating-point operations of all matrix products of a step on one device.
         low_ms: Lower end of the 90% interval of `total_ms`.
@@ -196,8 +201,8 @@ class LayerTime:
         name: Name of the layer. The optimizer counts as one layer; loss and metrics count as another.
         ms: Time in milliseconds.
         share: Share of the step's computation.
-        mxu_utilization: Share of the matrix units' peak that the layer's matrix products reach, or None without matrix
-            products.
+        mxu_utilization: Share of the matrix units' peak that the layer's matrix products reach. None if the layer has
+            no matrix products.
         padding_ms: Time that the matrix unit spends on the padding of tiles.
         notes: Dimensions that do not fill a tile, in words.
     """
@@ -220,8 +225,8 @@ class EpochTime:
         seconds: Time of the epoch: the device's or the host's, whichever is longer.
         needed_per_second: Examples per second that keep the device busy.
         host_wait: Share of the epoch in which the device waits for data.
-        low_seconds: Lower end of the 90% interval.
-        high_seconds: Upper end of the 90% interval.
+        low_seconds: Lower end of the 90% interval of `seconds`.
+        high_seconds: Upper end of the 90% interval of `seconds`.
     """
 
     steps: int
@@ -300,7 +305,7 @@ def kernel_share(cost: ProgramCost, generation: Generation) -> float:
 
 
 def collective_seconds(collective: Collective, machine: Slice) -> float | None:
-    """Estimate the time of a collective, if each group of devices is a ring of chips with links in both directions.
+    """Estimate the time of a collective, assuming that each group of devices is a ring with links in both directions.
 
     A collective over all chips of a slice uses the links along every axis of the slice. Devices of one chip exchange
     their data through the chip's memory.
@@ -394,7 +399,7 @@ def _unfilled(layer: LayerCost, tile: int) -> tuple[str, ...]:
 
 
 def time_epoch(step: StepTime, num_examples: int, global_batch: int, host_rate: float) -> EpochTime:
-    """Estimate the time of an epoch if the hosts together feed `host_rate` examples per second, possibly infinite."""
+    """Estimate the time of an epoch if all hosts together feed `host_rate` examples per second, or infinitely many."""
     steps = steps_per_epoch(num_examples, global_batch)
     device = steps * step.total_ms / 1e3
     hosts = steps * global_batch / host_rate

@@ -57,7 +57,7 @@ def preflight_training(
     Args:
         params: Training run to compile, and the machine.
         records_dir: Folder that create_tfrecords wrote.
-        output: Folder of the report. It is written completely or not at all.
+        output: Folder for the report. The report is written completely or not at all.
         cache_dir: Folder in which compilations are kept between runs. None means `sandbox.default_cache_dir`.
 
     Raises:
@@ -109,11 +109,11 @@ def order_rate(num_examples: int, global_batch: int) -> float:
 
 
 class Examination:
-    """A preflight of one training run on several machines.
+    """A preflight of one training run for several candidate machines.
 
     Args:
         params: Training run to compile. Its machine, `params.paid`, is ignored.
-        machines: Machines, each with the settings that determine its price.
+        machines: Candidate machines, each with the settings that determine its price.
         cache_dir: Folder in which compilations and measurements are kept between runs. None means
             `sandbox.default_cache_dir`.
         is_timed: Whether times and prices are estimated in addition to the memory.
@@ -255,11 +255,11 @@ def _needs_host(compiled: tuple[PaidMachine, Compilation, Outcome]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class MachineExamination:
-    """A preflight of a training run on one machine, based on its compiled program and the facts about its data.
+    """Examination of a training run on one machine, based on its compiled program and the facts about its data.
 
     Attributes:
-        whole: Preflight of the training run on all machines.
-        paid: Machine, with the settings that determine its price.
+        whole: The preflight to which this examination belongs. It covers all candidate machines.
+        paid: The machine, with the settings that determine its price.
         compilation: Program of the training step.
         outcome: Outcome of the program's compilation.
         data: Sizes of the data set, and the rates at which this machine reads it.
@@ -379,9 +379,9 @@ class MachineExamination:
             return 0
         if self.paid.timeout_seconds:
             return self.paid.timeout_seconds
-        if self._step is None:  # A TPU's training of unknown time must not be stopped early.
+        if self._step is None:  # Training of unknown duration on a TPU must not be stopped early.
             return VERTEX_TASK_SECONDS if self.outcome.verdict == FITS and self.whole.is_timed else 0
-        # It follows from the slower rate: what is assumed of a host must not stop a training early.
+        # The slower rate is used, because an assumption about the host must not stop a training run early.
         slower = self._fed
         if self.data.host and not self.compilation.is_resident:
             measured = self.data.host.feed_per_second * self.compilation.machine.hosts  # Each host reads its share.

@@ -37,8 +37,8 @@ class Cost:
 
     Attributes:
         usd_per_hour: Price of an hour.
-        usd_per_epoch: Price of an epoch. This price and the three prices of a run are None if no time is estimated, for
-            example on a GPU or if the training step does not fit.
+        usd_per_epoch: Price of an epoch. This price, `usd_per_run` and the ends of its interval are None if no time is
+            estimated, for example on a GPU or if the training step does not fit.
         usd_per_run: Expected price of a run, which is the price of all epochs. `LEFT_OUT` lists costs that are not
             included.
         low_usd_per_run: Lower end of the 90% interval of `usd_per_run`.
@@ -89,7 +89,7 @@ LEFT_OUT = (
     "the expected price covers the epochs, without start-up, compilation, validation and checkpoints; the highest "
     "price covers the machine until training is stopped; both exclude the other steps, disks, storage and network"
 )
-# Fields of a 90% interval, which older files lack; there, the first field of each tuple takes their place.
+# Fields of a 90% interval. In older files, which lack them, they get the value of the first field in each tuple.
 _INTERVALS = {
     "step": ("compute_ms", "low_ms", "high_ms"),
     "epoch": ("seconds", "low_seconds", "high_seconds"),
@@ -139,12 +139,12 @@ class MachineReport:
         timeout_seconds: Time after which training is stopped, in seconds, or 0 if it is unknown.
         host_cpus: Number of CPUs of each host, or 0 if not published.
         feed_per_second: Estimated number of examples per second that all hosts together feed. If `is_resident`, the
-            number whose random order is drawn per second.
+            number of examples per second whose random order a host can draw.
         stage: Stage whose training step was compiled, for example `2 of 2`. Empty for a training run without stages.
         is_resident: Whether the training split is in the devices' memory. If it is, the host sends only the order of
             the examples.
-        has_namesakes: Whether the report has another entry with the same machine and target.
-        target: Platform that trains. Empty unless the report compares several platforms.
+        has_namesakes: Whether the preflight report has another entry with the same machine and target.
+        target: Platform that trains. Empty unless the preflight report compares several platforms.
         untimed: Reason why the time is unknown although the training step fits. Empty if the time is known.
         program: Digest of the step. Receipts of runs of this step contain the same digest. Empty if unknown.
     """
@@ -191,7 +191,7 @@ class MachineReport:
     program: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the report as JSON: every field, and the properties `passed`, `reasons` and `summary`."""
+        """Return values for JSON: every field, and the properties `passed`, `reasons` and `summary`."""
         derived = {"passed": self.passed, "reasons": self.reasons, "summary": self.summary}
         return dataclasses.asdict(self) | derived
 
@@ -208,7 +208,7 @@ class MachineReport:
 
     @property
     def label(self) -> str:
-        """Name that is unique in the report: machine and platform, and region and `spot` if needed."""
+        """Name that is unique in the preflight report: machine, and if needed platform, region and `spot`."""
         place = (self.region, "spot" if self.spot else "") if self.has_namesakes else ()
         return " ".join(filter(None, (self.machine, *place, self.target)))
 

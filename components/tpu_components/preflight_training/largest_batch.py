@@ -17,8 +17,8 @@ class LargestBatch:
     Attributes:
         size: Number of examples.
         is_exact: Whether compilation shows that `size` examples fit and one more does not.
-        is_upper_bound: Whether it is only known that at most `size` examples fit. If `is_upper_bound` and `is_exact`
-            are false, `size` examples fit, and more may fit.
+        is_upper_bound: Whether it is only known that at most `size` examples fit. If both `is_exact` and
+            `is_upper_bound` are false, `size` examples fit, and more may fit.
     """
 
     size: int
@@ -86,7 +86,7 @@ def bound_largest_batch(size: int, fixed_bytes: int, example_bytes: int, capacit
     Args:
         size: Batch size that fits.
         fixed_bytes: Memory that does not grow with the batch, in bytes.
-        example_bytes: Memory that each example needs at least, in bytes. It must be positive.
+        example_bytes: Lower bound of the memory that each example needs, in bytes. It must be positive.
         capacity_bytes: Available memory, in bytes.
 
     Example:

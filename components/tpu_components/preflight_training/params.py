@@ -9,8 +9,9 @@ from tpu_components.core.base.typed_values import Amount, NotNegative, Positive,
 from tpu_components.core.machines.machine_spec import PaidMachine
 from tpu_components.core.models.training_step.hyperparameters import TrainParams
 
-# Time limit of a training: a multiple of the estimate, because the estimate may be wrong and leaves out start-up,
-# validation and checkpoints. It is rounded up to the floor times a power of two, so that equal work has equal limits.
+# The time limit of a training run is a multiple of the estimate, because the estimate may be wrong and leaves out
+# start-up, validation and checkpoints. It is rounded up to the floor times a power of two, so that equal work has equal
+# limits.
 TIMEOUT_FACTOR = 3
 TIMEOUT_FLOOR_SECONDS = 4 * 3600
 # Time after which Vertex AI cancels a task of a pipeline: https://cloud.google.com/vertex-ai/docs/quotas#pipelines
@@ -20,7 +21,7 @@ VERTEX_TASK_SECONDS = 7 * 24 * 3600
 def timeout_seconds(run_seconds: float) -> int:
     """Return the time limit of a training run, in seconds.
 
-    It is the smallest of 4, 8, 16, 32, … hours that is at least three times the estimate, but at most 7 days.
+    The limit is the smallest of 4, 8, 16, 32, … hours that is at least three times the estimate, but at most 7 days.
 
     Args:
         run_seconds: Estimated time of all epochs, in seconds.
@@ -43,15 +44,15 @@ class PreflightParams:
         training: Parameters of train_model: model, hyper-parameters, backend, precision, and input pipeline. With the
             `jax` backend, the step of all replicas is compiled. With `tensorflow`, the step of one replica is compiled.
             The backend `auto` means jax. The precision `auto` means mixed_bfloat16 for a TPU and float32 for a GPU.
-        epochs: Passes over the training split from which the time and price of a run are computed. 0 means the number
-            of epochs in `training`.
+        epochs: Number of epochs for which the time and price of a run are computed. 0 means the number of epochs in
+            `training`.
         paid: Machine on which the training runs, and the settings that determine its price: `machine` is its name, and
             `region`, `spot` and `target` (the platform) select the price. `timeout_seconds` is the time limit of
-            training; 0 derives it from the estimate. `attempts` is how often the training may start, each time with
-            this limit.
+            each attempt at training; 0 means a limit that is derived from the estimate. `attempts` is the largest
+            number of attempts.
         find_largest_batch: Find the largest batch per replica that fits, by compiling the step for several batch sizes.
-            If false, only an upper bound is computed. If the configured batch does not fit, the largest batch is
-            searched in any case.
+            If false, preflight computes only an upper bound. If the configured batch does not fit, preflight searches
+            for the largest batch even if this is false.
         max_step_ms: Reject a training run whose step takes longer than this on the device, in milliseconds. 0 means no
             limit.
         max_price_usd: Reject a run whose expected price on the platform is above this number of US dollars. 0 means no
@@ -59,8 +60,8 @@ class PreflightParams:
             `machine.timeout_seconds` is set. A run may cost more: see the highest price in preflight's report.
         max_host_wait: Reject a run in which the device would wait for data for more than this share of the time, from 0
             to 1. 0 means no limit.
-        compile_timeout_seconds: Time limit of one compilation, in seconds. Time in which the compiler waits for a CPU,
-            because the machine is busy, does not count.
+        compile_timeout_seconds: Time limit of one compilation, in seconds. The time that the compiler waits for a CPU
+            on a busy machine does not count.
         compile_memory_mib: Memory limit of a compilation, in MiB.
     """
 
@@ -80,7 +81,7 @@ class PreflightParams:
 
     @property
     def run_epochs(self) -> int:
-        """Number of passes over the training split from which the time and price of a run are computed."""
+        """Number of epochs for which the time and price of a run are computed."""
         return self.epochs or self.training.epochs
 
 

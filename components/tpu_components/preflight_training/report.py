@@ -92,7 +92,7 @@ def write_report(report: PreflightReport, directory: Path) -> None:
 def as_text(report: PreflightReport) -> str:
     """Return the report as text of at most 110 columns.
 
-    A report on one machine has all findings. A report on several machines has a comparison with advice.
+    For one machine, the text contains the findings about it. For several machines, it contains a comparison and advice.
     """
     machines = report.machines
     if len(machines) == 1:

@@ -311,7 +311,7 @@ def contradicted_by(overview: DataOverview, config: Config) -> Iterator[str]:
 
 
 def first_checks(config: Config, platform: Platform, settings: Settings) -> list[Check]:
-    """Return the checks that come first before a submission: image, settings, data, machine, model and registry.
+    """Return the checks that a submission makes first: image, settings, data, machine, model and registry.
 
     They are in the order in which to fix errors, and need no sign-in. They are independent of each other, so that
     `check`, `doctor` and a submission name everything that is missing.

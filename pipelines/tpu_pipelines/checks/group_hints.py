@@ -15,7 +15,7 @@ from tpu_components.core.sources.params import WriteParams
 from tpu_components.create_tfrecords.planning import plan_dataset
 
 _LOOKED_AT = 20_000
-_FEWEST = 10  # Groups; fewer values are rather categories, such as cameras, than groups, such as patients.
+_FEWEST = 10  # Groups. Fewer values are more likely categories, such as cameras, than groups, such as patients.
 _NAMED = re.compile(r"patient|subject|person|user|speaker|author|session|series|sequence|video|scan|group|batch|burst")
 _TOGETHER_SECONDS = 60
 

@@ -1,4 +1,4 @@
-"""Runs preflight for a configuration outside of a pipeline run. This needs no records and no TPU."""
+"""Runs preflight for a configuration outside of a pipeline run, without records and without a TPU."""
 
 import contextlib
 import dataclasses
@@ -173,7 +173,7 @@ def with_settings_of(machine: MachineSpec, configured: MachineSpec | None) -> Ma
     if configured is None:
         return machine
     region = configured.region if configured.region in machine.slice.regions else ""
-    spot = configured.spot and machine.slice.hosts == 1  # Slices of several hosts are no spot machines.
+    spot = configured.spot and machine.slice.hosts == 1  # Slices of several hosts cannot be spot machines.
     return dataclasses.replace(machine, region=region, spot=spot, timeout_seconds=configured.timeout_seconds)
 
 

@@ -35,7 +35,7 @@ class Device:
         accelerator: `cpu`, `gpu` or `tpu`.
         num_replicas: Number of devices that share a batch.
         precision: Keras dtype policy.
-        distribution: Distribution strategy (TensorFlow) or Keras DataParallel (JAX); None with one replica.
+        distribution: Distribution strategy (TensorFlow) or Keras DataParallel (JAX). None if there is only one replica.
     """
 
     backend: str
@@ -54,7 +54,10 @@ class Device:
 
     @property
     def mesh(self) -> Any:
-        """Devices that share a batch, as a `jax.sharding.Mesh`, or None with one replica or TensorFlow."""
+        """Mesh of the devices that share a batch, a `jax.sharding.Mesh`.
+
+        None if there is only one replica or the backend is TensorFlow.
+        """
         is_shared = self.backend == "jax" and self.distribution is not None
         return self.distribution.device_mesh.backend_mesh if is_shared else None
 
@@ -66,7 +69,7 @@ class Device:
 
     @property
     def kind(self) -> str:
-        """JAX's name for the devices, such as `TPU v5 lite`. Empty on a CPU, and with TensorFlow, which has no name."""
+        """JAX's name for the devices, such as `TPU v5 lite`. Empty on a CPU or if the backend is TensorFlow."""
         has_name = self.backend == "jax" and self.accelerator != "cpu"
         return str(jax.devices()[0].device_kind) if has_name else ""
 

@@ -277,7 +277,7 @@ class ProcessGroup:
             self._listener.start()
 
     def gather(self, array: np.ndarray) -> np.ndarray:
-        """Return the arrays of all hosts, unchanged and concatenated in the order of hosts.
+        """Return the arrays of all hosts, unchanged and concatenated in the order of the hosts.
 
         The arrays may have different lengths.
         """
@@ -334,9 +334,9 @@ class ProcessGroup:
     def meet(self, wish: bool) -> bool:
         """Return whether all hosts meet at this block of steps, for example to save a checkpoint together.
 
-        If host 0 passes `wish`, the call two blocks later returns True on every host. No host waits at a barrier: all
-        hosts call this method once per block, after the preceding block is done. A block is done only if all hosts have
-        computed it, so no host is two calls ahead of host 0, and every host reads the request in time.
+        If host 0 passes `wish=True`, the call two blocks later returns True on every host. This needs no barrier. All
+        hosts call this method once per block, after the preceding block is done. A block is done only when all hosts
+        have computed it. Therefore, no host is two calls ahead of host 0, and every host reads the request in time.
 
         Args:
             wish: Whether host 0 requests a meeting. On other hosts, this argument is ignored.
@@ -363,7 +363,7 @@ class ProcessGroup:
             self._store.key_value_set(f"{_END}/{self.hosts.index}", "")
 
     def is_asked_to_end(self) -> bool:
-        """Return whether another host has called `ask_to_end`.
+        """Return whether a host has called `ask_to_end`.
 
         The store is queried at most every half second. In between, the result is False.
         """
@@ -374,7 +374,7 @@ class ProcessGroup:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Run the block on all hosts together. If one host fails, all hosts exit.
+        """Context manager: run the `with` block on all hosts together. If one host fails, all hosts exit.
 
         At the end of the block, all hosts wait until host 0 has written its outputs.
 

@@ -1,8 +1,8 @@
 """The machine of a training job, checked against a catalogue of TPU slices and machines with GPUs.
 
 `machine_catalogue.json` lists every TPU slice for training on Vertex AI, slices of GKE, and GPU machines of both, with
-performance, regions, quotas, Compute Engine's list price and the factor of Vertex AI's price. Each value has a source
-and a date. `Slice.price` computes all prices. This module makes no network calls.
+performance, regions, quotas, Compute Engine's list price, and the ratio of Vertex AI's price to it. Each value has a
+source and a date. `Slice.price` computes all prices. This module makes no network calls.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ BILLED_BY = {VERTEX: "Vertex AI's price", KUBEFLOW: "Compute Engine's list price
 def billed_by(target: str) -> str:
     """Return the name of the price list of a target, `vertex` or `kubeflow`.
 
-    The target can be empty in files of old versions. It then means Compute Engine's list price.
+    In files of old versions, the target may be empty, which means Compute Engine's list price.
     """
     return BILLED_BY.get(target, BILLED_BY[KUBEFLOW])
 
@@ -90,9 +90,9 @@ class Generation:
         serving_only_regions: Regions for serving only.
         ici_bytes_per_second: Bandwidth of one link between chips in one direction, or None if unknown.
         gke_accelerator: Value of GKE's node label, for example `tpu-v5-lite-podslice`. Empty if GKE does not offer it.
-        gke_pod_accelerator: GKE's label for slices of several hosts. Empty if it is `gke_accelerator`.
+        gke_pod_accelerator: GKE's label for slices of several hosts. Empty if it is equal to `gke_accelerator`.
         vertex_quota: Part of the name of Vertex AI's quota. Empty if Vertex AI does not offer it.
-        vertex_pod_quota: Vertex AI's quota for slices of several hosts. Empty if it is `vertex_quota`.
+        vertex_pod_quota: Vertex AI's quota for slices of several hosts. Empty if it is equal to `vertex_quota`.
         compute_quota: Metric of Compute Engine's quota, such as `NVIDIA_L4_GPUS`. Empty if `doctor` does not check it.
         sources: Sources of these values, by attribute.
     """
@@ -172,7 +172,7 @@ class Price:
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """TPU slice, or machine with GPUs: one entry of the catalogue.
+    """A TPU slice or a machine with GPUs: one entry of the catalogue.
 
     Attributes:
         name: Short name. The number counts cores for v2 to v4 and v5p (`v2-8`), and chips (`v5e-8`) or GPUs (`l4-1`)
@@ -399,7 +399,7 @@ class PaidMachine:
         spot: Whether the price is that of a spot machine.
         target: Platform that trains and sets the price: `vertex` or `kubeflow`.
         timeout_seconds: Time limit of the training run, in seconds. 0 derives it from preflight's estimate.
-        attempts: Largest number of starts of the training run. Each start may take `timeout_seconds`.
+        attempts: Largest number of attempts at the training run. Each attempt may take `timeout_seconds`.
 
     Raises:
         InputError: If the target does not offer the machine. The message lists similar machines.
@@ -436,8 +436,8 @@ class MachineSpec:
     """Machine of a training job. Every instance is valid on the platforms in `slice.targets`.
 
     Attributes:
-        name: Short name from `tpu-pipelines machines`. It may replace the whole section. The next four fields are
-            Vertex AI's names for the same machine; those that are left out are derived from the short name.
+        name: Short name from `tpu-pipelines machines`. The whole section may be only this name. The next four fields
+            are Vertex AI's names for the same machine. Fields that you leave out are derived from the short name.
         machine_type: `cloud-tpu` for v2 and v3, `ct5lp-hightpu-…` for v5e, `ct6e-standard-…`, `tpu7x-standard-4t`; for
             GPUs, for example, `g2-standard-8`.
         accelerator_type: `TPU_V2` or `TPU_V3` with `cloud-tpu`; the type of a GPU, such as `NVIDIA_L4`; otherwise
@@ -448,19 +448,20 @@ class MachineSpec:
         boot_disk_type: `pd-ssd` or `pd-standard` up to v5e and for GPUs, `hyperdisk-balanced` from v6e on. If empty, it
             is Vertex AI's default for the machine.
         boot_disk_size_gb: Size of the boot disk, from 100 (Vertex's default) to 64,000 GB.
-        spot: Use a spot machine, which is cheaper and may be preempted at any time; only for one host.
+        spot: Use a spot machine, which is cheaper but may be preempted at any time. The machine must have one host.
         reservation: `projects/PROJECT/zones/ZONE/reservations/NAME`. Empty means no reservation.
-        timeout_seconds: Time limit of the training run. With 0, it is derived from preflight's estimate for a TPU on
-            Vertex AI, otherwise from `preflight.max_price_usd`. If this is not set, the limit is one day.
+        timeout_seconds: Time limit of the training run. 0 means a derived limit. For a TPU on Vertex AI, it is derived
+            from preflight's estimate. Otherwise, it is derived from `preflight.max_price_usd` or, if that is not set,
+            it is one day.
         restart_job_on_worker_restart: Restart the whole job when one of its workers is restarted.
         disable_retries: Do not restart the job after an error of the platform.
-        enable_web_access: Open a shell in the training's container on Vertex AI, from the job's page.
+        enable_web_access: Allow a shell in the training's container, which you open from the job's page on Vertex AI.
         persistent_resource_id: Persistent resource on Vertex AI whose machines the job uses. If empty, machines are
             started for the job.
         nfs_mounts: NFS shares that Vertex AI mounts at `/mnt/nfs/NAME`, each as `SERVER:/PATH=NAME`. The server must be
             in the network of the settings.
         max_wait_seconds: Seconds to wait for the machine before the next fallback is tried. 0 means no limit.
-        fallbacks: Machines to try, in order, if this one is not available. They cannot have fallbacks.
+        fallbacks: Machines to try, in order, if this one is not available. They cannot have fallbacks of their own.
 
     Raises:
         InputError: If Vertex AI would reject the machine. The message lists the nearest machines.
@@ -603,8 +604,8 @@ class MachineSpec:
             field: Name of the setting or input in the error message.
 
         Raises:
-            InputError: If the step would use more or fewer devices than the machine has. Unused devices would be paid
-                for.
+            InputError: If the step would use more or fewer devices than the machine has. You would pay for unused
+                devices.
         """
         devices = self.slice.devices
         if accelerator != "cpu" and num_replicas not in (0, devices):
@@ -617,7 +618,7 @@ class MachineSpec:
         """Check that this machine and all its fallbacks have one host.
 
         Args:
-            reason: First sentence of the error message.
+            reason: Beginning of the error message, a clause such as `evaluate_model runs on one host`.
 
         Raises:
             InputError: If a machine has several hosts.
@@ -665,9 +666,9 @@ def parse_machine(value: str | Mapping[str, Any], backend: str = "auto", where: 
 
 
 def _with_fallbacks(value: Any, where: str) -> dict[str, Any]:
-    """Convert a machine, a short name or a mapping, to a mapping.
+    """Convert a machine, which is a short name or a mapping, to a mapping.
 
-    Its fallbacks become mappings, too. They inherit the fields that they do not set, except `_OWN_FIELDS`.
+    Its fallbacks are also converted to mappings. They inherit the fields that they do not set, except `_OWN_FIELDS`.
     """
     if isinstance(value, str):
         return {"name": value}

@@ -1,7 +1,7 @@
 """The process that compiles: receives one program after another on stdin, and sends each outcome through a pipe.
 
-The process may die, because an internal error of the compiler aborts it, and a compilation can take gigabytes of
-memory. `sandbox` starts the process.
+Programs are compiled in a process of its own, because an internal compiler error aborts the process, and because a
+compilation can take gigabytes of memory. `sandbox` starts the process.
 """
 
 import contextlib

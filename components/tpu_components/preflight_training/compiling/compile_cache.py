@@ -16,7 +16,7 @@ from tpu_components.core.base.digest import digest_of
 from tpu_components.core.files import storage, typed_json
 
 _MAX_BYTES = 64 * 2**20  # A hundred times the size of the result for a program of a thousand layers.
-# Also errors if the home directory, or a folder of the cache, is a file.
+# They include the errors that occur if the home directory, or a folder of the cache, is a file.
 _MAY_NOT = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
 
 

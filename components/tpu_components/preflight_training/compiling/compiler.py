@@ -1,8 +1,8 @@
 """Builds a model's training step from abstract shapes, and compiles it for a machine.
 
-This code runs in a separate process, which may die: an internal error of the compiler aborts the process, and a
-compilation can take gigabytes of memory. `sandbox` starts the process, sends one `Compilation` after another, and
-receives each `Outcome` through a pipe.
+This code runs in a process of its own, because an internal compiler error aborts the process, and because a compilation
+can take gigabytes of memory. `sandbox` starts the process, sends one `Compilation` after another, and receives each
+`Outcome` through a pipe.
 """
 
 import ast
@@ -207,7 +207,7 @@ def _lower_tensorflow(model: Any, compilation: Compilation) -> Any:
 
 
 def _drop_copies(module: Any, ir: Any) -> None:
-    """Replace every `mhlo.copy` by its operand, because the TPU compiler does not know the operation."""
+    """Replace every `mhlo.copy` with its operand, because the TPU compiler does not know the operation."""
     copies = []
 
     def collect(operation: Any) -> Any:
@@ -376,7 +376,7 @@ class _Failure:
         return ""
 
     def _called(self, names: Sequence[str]) -> tuple[str, str] | None:
-        """Return name and `file:line` of the first call of one of these functions in the model's code.
+        """Return the name and the `file:line` of the first call of one of these functions in the model's code.
 
         Return None if the model's code calls none of them.
         """

@@ -35,7 +35,7 @@ def verdict_of(text: str) -> str:
 
 
 def needed_bytes(text: str) -> int:
-    """Return the bytes of device memory that a program needs, from the message of the error that it does not fit.
+    """Return the bytes of device memory that a program needs, from the error message that says it does not fit.
 
     Return 0 if the number is unknown.
     """
@@ -54,7 +54,8 @@ def explain(chain: Sequence[BaseException], text: str, operation: Callable[[], s
     Args:
         chain: The error and its causes.
         text: The messages of these errors.
-        operation: Function that returns the name of the `keras.ops` operation that failed, or an empty string.
+        operation: Function that returns the name of the `keras.ops` operation that failed, or an empty string if it is
+            unknown.
     """
     for error in filter(is_data_dependent, chain):
         if type(error).__name__ == _OF_NUMPY:

@@ -66,7 +66,7 @@ class Kind(enum.StrEnum):
 _INDEXING = {"gather", "scatter", "sort"}
 # Operations that a fusion performs only for the values of the result that are used.
 _SAME_VALUES = {"bitcast", "copy", "reshape", "transpose"}
-# Copies beside the computation. Their shape begins with the two arrays: from where and to where.
+# Copies in parallel with the computation. Their shape begins with two arrays, the source and the destination.
 _COPIES = ("copy-start", "slice-start", "dynamic-slice-start")
 
 
@@ -78,9 +78,9 @@ class MatrixProduct:
         rows: Size of the batch dimension, or of the dimension that takes its place in a gradient.
         contraction: Size of the dimension that is summed over, which lies along one side of the matrix unit.
         columns: Number of output features, which lie along the other side of the matrix unit.
-        flops: Floating-point operations of one run. A multiplication and an addition count as two.
+        flops: Floating-point operations of one execution. A multiplication and an addition count as two.
         is_forward: Whether the product belongs to the forward pass.
-        times: Number of runs in a step.
+        times: Number of executions in a step.
         groups: Number of feature groups. Each output feature depends only on the input features of its group.
         is_narrow: Whether the product multiplies values of at most 8 bits.
     """
@@ -110,13 +110,13 @@ class OperationCost:
 
     Attributes:
         kind: Kind of the operations.
-        cycles: The compiler's estimate of the cycles of one run, or 0 if there is none, as for a kernel.
-        flops: Floating-point operations of the matrix products in one run.
-        num_bytes: Bytes that one run moves from and to the device's main memory.
-        times: Number of runs in a step.
+        cycles: The compiler's estimate of the cycles of one execution, or 0 if it has no estimate, as for a kernel.
+        flops: Floating-point operations of the matrix products in one execution.
+        num_bytes: Bytes that one execution moves to and from the device's main memory.
+        times: Number of executions in a step.
         filled: Share of the matrix units' tiles that a kernel's products fill, or 1 for all other operations.
-        rows: Rows that one run adds, one by one, to an array in main memory, as in an embedding's gradient.
-        steps: Steps of a kernel's grid in one run.
+        rows: Rows that one execution adds, one by one, to an array in main memory, as in an embedding's gradient.
+        steps: Steps of a kernel's grid in one execution.
     """
 
     kind: Kind
@@ -130,7 +130,7 @@ class OperationCost:
 
     @property
     def is_guessed(self) -> bool:
-        """Whether the time is only a guess from moved bytes, because the compiler gives neither cycles nor FLOPs."""
+        """Whether the time is only guessed from memory traffic, because neither cycles nor FLOPs are known."""
         return not self.cycles and not self.flops
 
 
@@ -161,7 +161,7 @@ class Collective:
         num_bytes: Bytes of the whole array on a device: the result of an all-gather, or the argument of a
             reduce-scatter.
         group: Number of devices that take part together, or 0 for all devices of the program.
-        times: Number of runs in a step.
+        times: Number of executions in a step.
     """
 
     opcode: str
@@ -179,11 +179,11 @@ class ProgramCost:
         collectives: Communication between devices.
         unknown_loops: Number of loops whose trip count is unknown. Their operations count once.
         early_loops: Number of loops that may end early. Their operations count as often as the largest trip count.
-        copied_bytes: Bytes that copies in parallel with the computation move from and to the device's main memory.
+        copied_bytes: Bytes that copies in parallel with the computation move to and from the device's main memory.
         host_bytes: Bytes that copies in parallel with the computation move between the device and its host.
         host_calls: Operations that call the host in every step.
         unestimated: Kinds of operations, such as `sort`, for which the compiler reports neither cycles nor FLOPs, and
-            whose time memory traffic does not predict.
+            whose time cannot be predicted from memory traffic.
     """
 
     layers: Mapping[str, LayerCost]
@@ -346,11 +346,11 @@ class _Program:
         self.loops = Loops(self.computations)
 
     def operations(self, computation: str, times: int = 1) -> Iterator[tuple[Instruction, Scope, int]]:
-        """Yield each operation, the computation that contains the operation, and the operation's number of runs.
+        """Yield each operation, the computation that contains it, and the number of its executions.
 
         Loops and calls are replaced by their operations. A conditional is replaced by the operations of its longest
-        branch. A loop of unknown length, or one that may end early, is also yielded itself, before its operations.
-        These count once in a loop of unknown length, and as often as the limit allows in a loop that may end early.
+        branch. The operations of a loop of unknown length count once. Those of a loop that may end early count as often
+        as the limit allows. Both kinds of loop are also yielded themselves, before their operations.
         """
         scope = self.computations[computation]
         for instruction in scope.values():
@@ -385,7 +385,7 @@ class _Program:
         return sum(times * cost.cycles for times, cost in costs), sum(times * cost.num_bytes for times, cost in costs)
 
     def cost(self, instruction: Instruction, scope: Scope) -> tuple[OperationCost, list[tuple[str, MatrixProduct]]]:
-        """Return the cost of one run of an operation, and each matrix product in it with its path in the program."""
+        """Return the cost of one execution of an operation, and its matrix products with their paths in the program."""
         named = list(self.products(instruction, scope))
         flops = sum(product.flops for _, product in named)
         inside = {step.opcode for step in self._inside(instruction)}
@@ -564,7 +564,7 @@ class _Program:
     def collectives(
         self, instruction: Instruction, scope: Scope, is_fused: bool = False
     ) -> Iterator[tuple[str, Collective]]:
-        """Yield (channel, collective) for each collective that an operation is or calls."""
+        """Yield (channel, collective) for an operation that is a collective, and for each collective that it calls."""
         kind = instruction.opcode.removesuffix("-start")
         if kind in _COLLECTIVES:
             kind = _fused_kind(instruction, scope) if is_fused else kind

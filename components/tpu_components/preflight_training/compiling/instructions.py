@@ -93,7 +93,7 @@ class Instruction:
         return sum(array.num_bytes for array in self.arrays)
 
     def attribute(self, pattern: str) -> str:
-        """Search the attributes for a regular expression. Return its first group, or an empty text without a match."""
+        """Return the first group of a match of `pattern` in the attributes, or an empty string if there is no match."""
         match = re.search(pattern, self.attributes)
         return match[1] if match else ""
 

@@ -11,7 +11,7 @@ from tpu_components.core.models.training_step.program import state_of
 
 _BATCH = 8191  # A prime, so that a dimension that it divides comes from the batch.
 _PRODUCTS = ("dot_general", "conv_general_dilated")
-# What these compute is not kept: it is computed again, or stays inside a kernel.
+# The results of these are not kept: they are computed again, or stay inside a kernel.
 _UNKEPT = ("checkpoint", "pallas_call")
 
 
@@ -75,7 +75,7 @@ def _products_bytes(jaxpr: Any) -> int:
             total += 0 if all(operands) and result > sum(operands) else result
         elif name not in _UNKEPT:
             inner = [_products_bytes(each) for each in _inner_jaxprs(equation)]
-            # Of the branches of a condition, one runs.
+            # Only one branch of a condition is executed.
             total += (min(inner, default=0) if name == "cond" else sum(inner)) * equation.params.get("length", 1)
     return total
 

@@ -98,7 +98,7 @@ class KernelWork(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def kernel_work(body: str, arrays: tuple[Array, ...] = ()) -> KernelWork:
-    """Return what a kernel computes: nothing if its program cannot be read.
+    """Return the work of a kernel. If the kernel's program cannot be read, all numbers are 0.
 
     Args:
         body: The kernel's program: MLIR bytecode or text, encoded in base64.
@@ -123,8 +123,8 @@ def read_kernels(module: Any) -> dict[str, tuple[Array, ...]]:
     """Return the operands and results of every kernel in a StableHLO module, keyed by the kernel's program.
 
     An operand has known values if it is a constant of integers with few different values, such as the mask of blocks
-    of splash attention. If a kernel is called several times, the occurrences of all calls are added up, and the shapes
-    are those of the first call.
+    of splash attention. If a kernel is called several times, the occurrences of the values in all calls are added up,
+    and the shapes are those of the first call.
     """
     kernels: defaultdict[str, list[Any]] = defaultdict(list)
     calls: defaultdict[str, list[Any]] = defaultdict(list)
@@ -151,7 +151,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _body(call: Any) -> str:
-    """The program of a kernel, or an empty string for any other custom call."""
+    """Return the program of a kernel, or an empty string for any other custom call."""
     if call.attributes["call_target_name"].value != "tpu_custom_call":
         return ""
     try:
@@ -171,7 +171,7 @@ def _occurrences(arrays: Iterable[np.ndarray | None]) -> Occurrences | None:
 
 
 def _operations(operation: Any) -> Iterator[Any]:
-    """Every operation inside an operation."""
+    """Yield every operation inside an operation, at any depth."""
     for region in operation.regions:
         for block in region.blocks:
             for inner in block.operations:
@@ -190,7 +190,7 @@ class _Constants:
     calls: Mapping[str, list[Any]]
 
     def values_of(self, value: Any) -> np.ndarray | None:
-        """The values of a constant, or None for any other value."""
+        """Return the elements of a value that is constant, or None for any other value."""
         from jaxlib.mlir import ir
 
         if isinstance(value, ir.BlockArgument):
@@ -296,7 +296,7 @@ class _Kernel:
 
     @functools.cached_property
     def _arrays(self) -> tuple[Array, ...]:
-        """Operands and results of the function, without the operands before them that are sizes of the grid."""
+        """Operands and results of the function, without the leading operands that are sizes of the grid."""
         return self.arrays[sum(bound < 0 for bound in self._bounds) :]
 
     def _blocks(self, dimension: int) -> int:
@@ -403,7 +403,7 @@ def _sources(value: Any, with_places: bool = False) -> dict[Any, None]:
 
     Args:
         value: A value of the kernel's program.
-        with_places: Whether to include what the places of loads are computed from.
+        with_places: Whether to include the sources from which the positions of loads are computed.
     """
     sources: dict[Any, None] = {}
     seen = set()
@@ -431,7 +431,7 @@ def _evaluate(value: Any, known: dict[Any, Any]) -> Any:
     Args:
         value: The integer.
         known: Values of arguments. The value of an array stands for every element that is loaded from the array.
-            Everything that is evaluated is added.
+            Every evaluated value is added to this mapping.
     """
     if value not in known:
         known[value] = _compute(value, known)
@@ -456,4 +456,4 @@ def _compute(value: Any, known: dict[Any, Any]) -> Any:
     if left is None or right is None:
         return None
     compute = _ARITHMETIC.get(name) or _COMPARISONS[int(owner.attributes["predicate"])]
-    return compute(left, right) + 0  # An integer, also from a comparison.
+    return compute(left, right) + 0  # Also converts the result of a comparison to an integer.

@@ -186,7 +186,7 @@ def _iterations(distance: int, step: int, direction: str) -> int | None:
         direction: The comparison of the counter with the limit, such as `LT`.
 
     Returns:
-        The number, or None if the counter goes away from the limit, or may step over it.
+        The number, or None if the counter moves away from the limit, or may step over it.
 
     Example:
         >>> _iterations(10, 3, "LT"), _iterations(-10, -1, "GE"), _iterations(10, 3, "NE")

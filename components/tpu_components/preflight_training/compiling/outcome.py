@@ -24,12 +24,12 @@ class Outcome:
         compile_seconds: Time of the compilation.
         peak_bytes: Peak memory use of a device. If the program does not fit, this is the needed memory; if it may fit,
             a lower bound. 0 if unknown.
-        held_bytes: Memory of the program and its inputs. From this number, training decides whether the data
-            also fit in the memory of a device. 0 unless the program fits.
+        held_bytes: Memory of the program and its inputs. Training uses this number to decide whether the data also fit
+            in the memory of a device. 0 unless the program fits.
         fixed_bytes: Part of `peak_bytes` that certainly does not grow with the batch: the model's state, and a resident
             training split. 0 unless the program fits.
-        example_bytes: Bytes that each example of a batch needs at least, or 0 unless the program fits.
-        cost: Cost of the program, or None unless it fits.
+        example_bytes: Lower bound of the bytes that each example of a batch needs. 0 unless the program fits.
+        cost: Cost of the program. None unless the program fits.
         parameters: Number of trainable parameters.
         objection: Reason why train_model would reject a model that fits. Empty if there is none.
         stage: Number of the training stage that was compiled, from 1, or 0 for a training run without stages.

@@ -25,7 +25,7 @@ from tpu_components.preflight_training.compiling.outcome import DOES_NOT_FIT, FI
 from tpu_components.preflight_training.compiling.stablehlo import COMPILER_ENVIRONMENT
 
 TIMED_OUT, OUT_OF_MEMORY, CRASHED = "timed_out", "out_of_memory", "crashed"
-_ENDS = (TIMED_OUT, OUT_OF_MEMORY, CRASHED)  # A child has ended, or is ended, with these outcomes.
+_ENDS = (TIMED_OUT, OUT_OF_MEMORY, CRASHED)  # After these outcomes, the child has ended or must be ended.
 CACHE_VARIABLE = "TPU_PIPELINES_CACHE_DIR"
 _LOOK_EVERY_SECONDS = 0.2
 SAY_EVERY_SECONDS = 30.0
@@ -46,7 +46,7 @@ def require_compiler(machines: Iterable[Slice], extra: str = "preflight") -> Non
 
     Args:
         machines: Machines to compile for.
-        extra: Extra of this package that the error message tells users to install.
+        extra: Extra of this package that the error message recommends to install.
 
     Raises:
         InputError: If JAX or the TPU compiler is missing.
@@ -158,7 +158,7 @@ class Sandbox:
             computed = clock.read()
             try:
                 message = child.receive(_LOOK_EVERY_SECONDS)
-            except (EOFError, OSError):  # The process has ended; even with exit code 0: the model may call sys.exit.
+            except (EOFError, OSError):  # The process has ended. The exit code may be 0, if the model calls sys.exit.
                 return Outcome(CRASHED, child.describe_death(), compile_seconds=seconds)
             if isinstance(message, InputError):
                 raise message
@@ -263,7 +263,7 @@ class Clock:
         self._wall, self._cpu = now(), self._sample()[0]
 
     def read(self) -> float:
-        """Return the seconds since the clock was made.
+        """Return the seconds that count since the clock was created.
 
         Call this method often, because it samples the states of the threads.
         """

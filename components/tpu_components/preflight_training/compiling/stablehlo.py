@@ -11,7 +11,8 @@ import numpy as np
 
 from tpu_components.core.machines.machine_spec import Slice
 
-# Without these libtpu asks a metadata server which TPU it is on, and lets one process at a time load it.
+# Without these variables, libtpu asks a metadata server which TPU it runs on, and only one process at a time can load
+# libtpu.
 _LIBTPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -27,7 +28,7 @@ _MLIR_BYTECODE = b"ML\xefR"
 
 
 def set_compiler_environment() -> None:
-    """Set the environment variables with which this process can load libtpu on a machine without a TPU.
+    """Set the environment variables that let this process load libtpu on a machine without a TPU.
 
     On a machine with a TPU, nothing is set.
     """
@@ -114,8 +115,8 @@ def compile_module(
 
     Args:
         module: A StableHLO module whose entry function is `main`.
-        devices: As many devices as `partitions_of` returns: the partitions of the first replica, then those of the
-            next.
+        devices: As many devices as `partitions_of` returns. The devices for the partitions of the first replica come
+            first, then those of the next.
         compiler_options: Options of the compiler, as in `jax.jit`.
     """
     from jax._src.compiler import get_compile_options
@@ -133,7 +134,7 @@ def compile_module(
     options.parameter_is_tupled_arguments = len(arguments) > _MOST_ARGUMENTS
     build = options.executable_build_options
     build.use_shardy_partitioner = _is_for_shardy(module)
-    # The compiler chooses what the program does not say, as in `jax.jit`.
+    # As in `jax.jit`, the compiler chooses the shardings that the program does not specify.
     build.allow_spmd_sharding_propagation_to_parameters = [not is_specified for is_specified in arguments]
     build.allow_spmd_sharding_propagation_to_output = [not is_specified for is_specified in results]
     with module.context:
@@ -151,7 +152,7 @@ def device_peak_bytes(stats: Any) -> int:
 
 
 def _is_for_shardy(module: Any) -> bool:
-    """Return True if a module has shardings of Shardy or none, and False if it has shardings of GSPMD.
+    """Return True if a module has shardings of Shardy or no shardings, and False if it has shardings of GSPMD.
 
     GSPMD is the earlier partitioner, whose shardings Shardy ignores. torch_xla writes shardings of GSPMD, as does JAX
     if `jax_use_shardy_partitioner` is false.

@@ -89,7 +89,7 @@ class StepChange:
         allowed = self.limits.max_slowdown
         if not self.is_comparable or before is None or before.step is None or now.step is None:
             return []
-        # The compiler's estimates are compared: receipts that were added since are no change of the step.
+        # Only the compiler's estimates are compared, because receipts that were added later do not change the step.
         earlier = before.step.compiler_ms
         most = before.step.high_ms / before.step.factor if allowed is None else earlier * (1 + allowed)
         if now.step.compiler_ms <= most:
@@ -113,7 +113,7 @@ class StepChange:
             )
         if before.compiler != now.compiler:
             remarks.append(
-                "The earlier report is of another version of JAX or libtpu, which may change the figures, too."
+                "The earlier report was made with another version of JAX or libtpu, which may also change the figures."
             )
         return [failures, now.summary, Table(_COLUMNS, self._rows()), Sentences([*remarks, *now.notes])]
 

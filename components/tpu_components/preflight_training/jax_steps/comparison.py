@@ -1,4 +1,4 @@
-"""Ranks several steps, or layouts of one step, by the price of the same work."""
+"""Ranks several steps by the price of the same work, for example one step with different layouts or machines."""
 
 import dataclasses
 import math
@@ -95,7 +95,7 @@ class StepComparison(Displayed):
 
     @property
     def work_text(self) -> str:
-        """Throughput of the first step, and its price of processing all items, in words."""
+        """Throughput of the first step in the ranking, and the price at which it processes all items, in words."""
         first = self.ranked[0]
         rate = first.report.per_second(first.items)
         price = dollars_text(first.price)

@@ -1,4 +1,4 @@
-"""Lowers a step to StableHLO for a TPU, in the caller's process. Only the shapes of its inputs are needed."""
+"""Lowers a step to StableHLO for a TPU, in the caller's process. Lowering needs only the shapes of the inputs."""
 
 import contextlib
 import dataclasses
@@ -58,14 +58,15 @@ def mesh(machine: str, slices: int = 1, **axes: int) -> Any:
 
     Args:
         machine: Name of a TPU slice, such as `v5e-8`.
-        slices: Number of slices that the data-centre network joins.
-        axes: Size of each axis, by name. The product is at most the number of devices.
+        slices: Number of slices, which the data-centre network connects.
+        axes: Size of each axis, by name. The product of the sizes must not exceed the number of devices.
 
     Returns:
         A `jax.sharding.Mesh` whose devices have no memory: shapes can be sharded over it, arrays cannot.
 
     Raises:
-        InputError: If the machine is not a TPU slice or has fewer devices, or if an argument is malformed.
+        InputError: If the machine is not a TPU slice, the mesh needs more devices than there are, or an argument is
+            malformed.
 
     Example:
         >>> mesh("v5e-8", data=2, model=4).shape  # doctest: +SKIP
@@ -91,7 +92,7 @@ def tpu_slice(machine: str) -> Slice:
     """Return the catalogue's entry for a TPU slice.
 
     Raises:
-        InputError: If there is no such slice, or the machine has GPUs.
+        InputError: If no machine has this name, or the machine has GPUs.
     """
     if not isinstance(machine, str):
         raise InputError(f"Cannot compile for {machine!r}: expected the name of a TPU slice, such as v5e-8.")
@@ -119,7 +120,7 @@ def lower_step(
         args: Positional arguments of the step: arrays, or pytrees of `jax.ShapeDtypeStruct`.
         kwargs: Keyword arguments of the step.
         options: Options of `jax.jit`.
-        generation: The TPU. Pallas uses it to choose block sizes for some kernels.
+        generation: Generation of the TPU. Pallas uses it to choose block sizes for some kernels.
         default_backend: Value that `jax.default_backend()` returns while the step is traced.
 
     Raises:
@@ -137,9 +138,9 @@ def lower_step(
         raise InputError(f"Cannot preflight {step!r}: expected a function that `jax.jit` takes, or a StableHLO file.")
     if type(step).__module__.startswith("equinox."):
         raise InputError(
-            f"Cannot preflight {name_of(step)}: a function of eqx.filter_jit takes values that are not arrays. "
-            "Separate them with params, static = eqx.partition(model, eqx.is_array), and pass a function of params and "
-            "the batch that calls eqx.combine(params, static)."
+            f"Cannot preflight {name_of(step)}: its eqx.filter_jit function takes values that are not arrays. Split "
+            "the model with `params, static = eqx.partition(model, eqx.is_array)`, and pass a function of params and "
+            "the batch that calls `eqx.combine(params, static)`."
         )
     try:
         jitted = step if is_jitted else jax.jit(step, **options)
@@ -163,7 +164,7 @@ def load_step(content: bytes, where: str) -> LoweredStep:
         where: Name of the file, for messages.
 
     Raises:
-        InputError: If the content has none of these forms.
+        InputError: If the content has none of these forms, or a package that is needed to read it is missing.
     """
     set_compiler_environment()
     try:
@@ -227,11 +228,11 @@ def _mesh_without_axes(generation: Generation) -> Any:
 
 @contextlib.contextmanager
 def _as_on_a_tpu(backend: str) -> Iterator[dict[str, list[str]]]:
-    """Trace steps inside of the block as on a TPU, without their debugging output.
+    """Context manager: trace steps in the `with` block as on a TPU, without their debugging output.
 
     `jax.default_backend` returns `backend`. `jax.debug.print` and `jax.debug.callback`, which cannot be lowered without
-    a device, do nothing. JAX caches traced functions. Therefore, its caches are cleared before the block, and also
-    after the block if a step called one of these three functions.
+    a device, do nothing. JAX caches traced functions. Therefore, its caches are cleared before the block. They
+    are also cleared after the block if a step called one of these three functions.
 
     Yields:
         A dictionary that is filled while the block runs: the places that called `default_backend`, and the places that
@@ -341,7 +342,7 @@ def _shape(leaf: Any) -> str:
 
 
 def _own_line(chain: Sequence[BaseException]) -> str:
-    """Return the innermost `file:line` in the tracebacks that is in no installed package and not in this project.
+    """Return the innermost `file:line` in the tracebacks that is neither in an installed package nor in this project.
 
     Return an empty string if there is no such line.
     """

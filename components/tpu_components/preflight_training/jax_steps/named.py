@@ -1,4 +1,4 @@
-"""Finds steps and inputs by their text on a command line, such as `mymodule:step` and `float32[1024,784]`."""
+"""Finds the step and the inputs that a command line names, such as `mymodule:step` and `float32[1024,784]`."""
 
 import importlib
 import re
@@ -25,7 +25,7 @@ def find_step(name: str) -> Any:
     """Return the function with a name of the form `MODULE:FUNCTION`. Return the name of a StableHLO file unchanged.
 
     Raises:
-        InputError: If there is no such module or function.
+        InputError: If the module or the function does not exist.
     """
     return name if name.endswith(STABLEHLO_ENDINGS) else find_object(name)
 
@@ -70,11 +70,11 @@ def public_names(module: Any) -> list[str]:
 
 
 def parse_inputs(text: str) -> Sequence[Any]:
-    """Return the positional arguments of a step from a text.
+    """Parse the positional arguments of a step.
 
     Args:
-        text: Types and shapes, such as `float32[1024,784], int32[1024]` (or XLA's `f32[1024,784]`). Or
-            `MODULE:NAME`, where NAME is a tuple of arguments, or a function without parameters that returns it.
+        text: Either types and shapes, such as `float32[1024,784], int32[1024]` (or XLA's `f32[1024,784]`), or
+            `MODULE:NAME`, where NAME is a tuple of arguments or a function without parameters that returns the tuple.
 
     Raises:
         InputError: If the text has neither form, or the tuple cannot be imported.
@@ -104,8 +104,9 @@ def parse_inputs(text: str) -> Sequence[Any]:
         match = _ARRAY.match(text, at)
         if match is None:
             raise InputError(
-                f"Cannot read the inputs {text!r} at {text[at:]!r}: expected types and shapes, separated by commas, "
-                "such as float32[1024,784], int32[1024], or MODULE:FUNCTION of a function that returns the inputs."
+                f"Cannot read the inputs {text!r} at {text[at:]!r}: expected either types and shapes separated by "
+                "commas, such as float32[1024,784],int32[1024], or MODULE:FUNCTION, the name of a function that "
+                "returns the inputs."
             )
         arrays.append(jax.ShapeDtypeStruct(_shape(match[2]), _dtype(match[1])))
         at = match.end()

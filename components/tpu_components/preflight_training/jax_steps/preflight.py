@@ -49,9 +49,9 @@ class StepCase:
         platform: Platform whose price is shown: `vertex` or `kubeflow`.
         region: Region of the price. Empty means the cheapest region.
         spot: Whether to show the price of spot machines.
-        slices: Number of slices that the data-centre network joins.
-        largest: Function that returns the positional arguments for a size, such as a batch size. The largest size that
-            fits is searched, and the report is about this size. `args` must be empty.
+        slices: Number of slices, which the data-centre network connects.
+        largest: Function that takes a size, such as a batch size, and returns the positional arguments for it. If it is
+            set, preflight searches for the largest size that fits and reports on this size, and `args` must be empty.
         levels: Largest number of scopes in the name of a layer.
         default_backend: Value that `jax.default_backend()` returns while the step is traced.
         receipts: Folder of receipts (measured runs) from which the intervals are derived. Empty means the folder in
@@ -183,8 +183,8 @@ def _search(case: StepCase, inputs: Callable[[int], Sequence[Any]], box: sandbox
             program = case.program(args)
         except InputError as error:
             raise InputError(
-                f"{error} `largest` returned these inputs for size {size}. It must accept every size from 1 on. If the "
-                "batch is sharded, multiply the size by the number of devices."
+                f"{error} The function passed as `largest` returned these inputs for size {size}. It must work for "
+                "every size of 1 or more. If the batch is sharded, multiply the size by the number of devices."
             ) from error
         first = sizes.setdefault(program.step.digest, size)
         if max(first, size) >= 2 * min(first, size):  # Inputs may be padded to a multiple, but not to twice the size.
@@ -202,7 +202,8 @@ def _inputs_of(inputs: Callable[[int], Sequence[Any]], size: int) -> Sequence[An
         args = inputs(size)
     except Exception as error:  # Any error of the user's code.
         raise InputError(
-            f"Cannot get inputs of size {size} from `largest`: {describe(error)}. It must accept every size from 1 on."
+            f"Cannot get inputs of size {size} from the function passed as `largest`: {describe(error)}. The function "
+            "must work for every size of 1 or more."
         ) from error
     if not isinstance(args, tuple | list):
         raise InputError(
@@ -249,7 +250,7 @@ def _time(outcome: Outcome, case: StepCase, runs: Sequence[Run]) -> StepTime | N
     step = time_step(outcome.cost, case.paid.slice)
     if case.slices == 1 or not outcome.cost.collectives:
         return calibrated(step, runs, program="", machine=case.machine)
-    # Which of the collectives use the data-centre network, and how fast it is, is unknown.
+    # It is unknown which collectives use the data-centre network, and how fast this network is.
     shares = (step.low_ms / step.total_ms, step.high_ms / step.total_ms)
     low_ms, high_ms = (share * step.compute_ms for share in shares)
     return dataclasses.replace(step, communication_ms=None, low_ms=low_ms, high_ms=high_ms)

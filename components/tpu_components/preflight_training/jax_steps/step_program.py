@@ -29,8 +29,8 @@ class StepProgram:
 
     Attributes:
         step: The lowered step.
-        machine: Slice to compile for. The step may use only some of its devices.
-        slices: Number of slices that the data-centre network joins.
+        machine: Slice to compile for. The step does not have to use all of its devices.
+        slices: Number of slices, which the data-centre network connects.
         levels: Largest number of scopes in the name of a layer.
     """
 

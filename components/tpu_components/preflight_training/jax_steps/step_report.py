@@ -26,7 +26,7 @@ _UNKNOWN = "unknown"
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Memory of each device.
+    """Memory that a step needs on each device, and memory that is available.
 
     Attributes:
         peak_bytes: Peak use of a device, in bytes, even if this is more than a program may use. 0 if unknown.
@@ -73,20 +73,20 @@ class StepReport(Displayed, JsonFile, name=STEP_FILE, what="a report of a step",
     Attributes:
         name: Name of the step.
         machine: Name of the slice.
-        slices: Number of slices that the data-centre network joins.
+        slices: Number of slices, which the data-centre network connects.
         devices: Number of devices of all slices.
         used_devices: Number of devices that the step uses.
         verdict: `fits`, `does_not_fit`, `does_not_compile`, `timed_out`, `crashed`, or `out_of_memory` if the compiler
             needed more memory than this machine has.
         reason: Reason why the step does not fit or compile. Empty if it fits.
-        memory: Memory of each device.
+        memory: Memory that the step needs on each device.
         step: Estimated time. None if the step does not fit, or the compiler has no estimate for any part of it.
         accuracy: Accuracy of estimates for similar programs. None if `step` is None.
         layers: Estimated time of each layer, the longest first. A layer is a scope of `jax.named_scope`, which Flax's
             linen and Haiku open for each module. An operation outside of all scopes is a layer with the operation's
             name.
         price: Price of an hour, or None if no price is published.
-        largest: Largest size that fits, or None if it was not searched.
+        largest: Largest size that fits. None if preflight did not search for it, or the search failed.
         notes: Assumptions and limitations of the estimates, one sentence each.
         compile_seconds: Time of the compilation.
         compiler: Versions of libtpu and JAX.
@@ -147,7 +147,7 @@ class StepReport(Displayed, JsonFile, name=STEP_FILE, what="a report of a step",
             items: Number of items that a step processes.
 
         Returns:
-            Estimate, lower and upper end; None if the time or the price is unknown.
+            The estimate, and the lower and upper end of its interval. None if the time or the price is unknown.
 
         Raises:
             InputError: If a number is not positive.

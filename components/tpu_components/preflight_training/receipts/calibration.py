@@ -64,7 +64,7 @@ class Interval:
     """A 90% interval for the time of a step, relative to the compiler's estimate.
 
     Attributes:
-        factor: Median.
+        factor: Median of the distribution.
         low: Lower end of the interval.
         high: Upper end of the interval.
         own_runs: Number of runs of the same program on the same machine.
@@ -138,7 +138,7 @@ class Calibration:
         return mean, precision, weight / weight.sum()
 
     def interval(self, program: str, prior: Prior) -> Interval:
-        """Return the 90% interval of the next run of a program.
+        """Return the 90% interval of the step time in the next run of a program.
 
         Args:
             program: Name of the program, which may have no runs yet.
@@ -181,7 +181,8 @@ def name_of(program: str, machine: str) -> str:
 def runs_of(receipts: Sequence[Receipt]) -> list[Run]:
     """Return the runs that can calibrate estimates.
 
-    A run is used if its step time was measured on the machine of its prediction, and it hardly waited for input.
+    A run is used if its step time was measured on the machine that its prediction was made for, and if the run hardly
+    waited for input.
     """
     runs = []
     for receipt in receipts:
@@ -197,7 +198,7 @@ def calibrated(step: StepTime, runs: Sequence[Run], program: str, machine: str) 
     Without runs, the time is returned unchanged.
 
     Args:
-        step: Estimate of the compiler.
+        step: Time of the step, estimated without receipts.
         runs: Measured runs of the project.
         program: Digest of the program. Empty for a program that has no receipts.
         machine: Short name of the machine.

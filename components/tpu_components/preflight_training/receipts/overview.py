@@ -43,7 +43,7 @@ class Overview:
     """An overview of receipts, and of the intervals that are derived from them.
 
     Attributes:
-        receipts: Receipts of a store.
+        receipts: Receipts from a store.
     """
 
     receipts: Sequence[Receipt]
@@ -68,7 +68,7 @@ class Overview:
         return rows + [(name, "", calibration.interval("", _prior(share))) for name, share in _NEW.items()]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return receipts and intervals as JSON."""
+        """Return the receipts and intervals as values for JSON."""
         intervals = [
             {"program": program, "machine": machine, **dataclasses.asdict(interval)}
             for program, machine, interval in self.intervals()

@@ -13,7 +13,7 @@ from tpu_components.core.files.location import Location
 from tpu_components.core.results.receipt import RECEIPT_FILE, Receipt
 
 RECEIPTS_VARIABLE = "TPU_PIPELINES_RECEIPTS"  # Folder of the receipts, local or in a bucket.
-RECEIPTS_DIR = "receipts"  # Its name in a workspace.
+RECEIPTS_DIR = "receipts"  # Name of this folder in a workspace.
 _MOST_BYTES = 1 << 20  # A thousand times the size of a receipt.
 
 
@@ -23,8 +23,8 @@ class Added:
 
     Attributes:
         new: Runs that were added.
-        completed: Stored runs that got the prediction that they lacked.
-        known: All other stored runs.
+        completed: Stored runs that had no prediction and got one.
+        known: Runs that were already stored and did not change.
     """
 
     new: int
@@ -37,7 +37,7 @@ class ReceiptStore:
     """Receipts of a project's runs in a folder.
 
     Attributes:
-        uri: The folder, local or in a bucket. A missing folder has no receipts.
+        uri: The folder, local or in a bucket. A folder that does not exist counts as empty.
     """
 
     uri: str
@@ -67,7 +67,7 @@ class ReceiptStore:
         return digest_of([receipt.as_dict() for receipt in receipts]) if receipts else ""
 
     def add(self, receipts: Iterable[Receipt]) -> Added:
-        """Add receipts. The receipt of a stored run is replaced only if it has no prediction and the new one has.
+        """Add receipts. The receipt of a stored run is replaced only if it has no prediction and the new one does.
 
         Raises:
             InputError: If the folder cannot be written.
@@ -91,7 +91,7 @@ def find_receipts(place: str) -> Iterator[Receipt]:
     """Yield the receipts in a file, or in a folder and its subfolders, local or in a bucket.
 
     In a folder, receipts are the files named `receipt.json`. If the folder has only JSON files and no subfolders, it is
-    another store, and all its files are receipts.
+    treated as another store, and all its files are receipts.
 
     Raises:
         InputError: If the place does not exist, has no receipt, or a receipt is damaged.

@@ -45,7 +45,7 @@ def test_types_and_shapes_are_read(text, expected):
 )
 def test_other_text_is_refused_with_an_example(text):
     with pytest.raises(
-        InputError, match=r"expected types and shapes, separated by commas, such as float32\[1024,784\]"
+        InputError, match=r"expected either types and shapes separated by commas, such as float32\[1024,784\]"
     ):
         parse_inputs(text)
 

@@ -247,7 +247,10 @@ def test_names_in_a_file_are_kept(report_of):
         ("printing by another name", "Call jax.debug.print and jax.debug.callback by these full names"),
         ("number as machine", "Cannot compile for 8: expected the name of a TPU slice"),
         ("largest of all sizes", r"`largest` returns the same inputs for 128 and \d+. Use its argument"),
-        ("largest that fails", "Cannot get inputs of size 128 from `largest`: ZeroDivisionError"),
+        (
+            "largest that fails",
+            "Cannot get inputs of size 128 from the function passed as `largest`: ZeroDivisionError",
+        ),
         ("largest of no tuple", "expected a tuple with one value for each parameter of the step, received Shape"),
         ("largest that is not divisible", r"dimension size (is )?129\b.*multiply the size by the number of devices"),
         ("empty.mlir", "expected a StableHLO module"),
