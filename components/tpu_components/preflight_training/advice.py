@@ -96,7 +96,7 @@ class Adviser:
         if (seconds := report.epochs * epoch.high_seconds) > VERTEX_TASK_SECONDS / 2:
             yield (
                 f"The run may take {seconds / 86400:,.1f} days, and Vertex AI cancels a pipeline's task after "
-                f"{VERTEX_TASK_SECONDS / 86400:g}. Take a larger machine, or fewer epochs."
+                f"{VERTEX_TASK_SECONDS / 86400:g}. Use a larger machine or fewer epochs."
             )
         if epoch.host_wait >= _LITTLE_WAITING:
             yield self._advise_waiting(epoch)

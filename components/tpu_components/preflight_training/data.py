@@ -92,11 +92,11 @@ class DataFacts:
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, split_examples: Mapping[str, int]) -> "DataFacts":
-        """Return the sizes of a data set. `host`, the rate of this machine, is None.
+        """Return the sizes of a data set. The attribute `host` of the result is None.
 
         Args:
             manifest: Manifest of the data set, or of a sample of it.
-            split_examples: Number of examples in each whole split.
+            split_examples: Number of examples in each split of the whole data set.
 
         Raises:
             InputError: If there is no training split.

@@ -112,7 +112,7 @@ INTERVALS = (
 
 
 def accuracy_of(generation: Generation, mxu_utilization: float) -> Accuracy:
-    """Return the accuracy of estimates for a program that uses a share of the matrix units' peak.
+    """Return the accuracy of estimates for a program with this utilization of the matrix units.
 
     For a GPU, whose time is not estimated, return an accuracy without comparisons (`steps` is 0).
     """
@@ -120,7 +120,7 @@ def accuracy_of(generation: Generation, mxu_utilization: float) -> Accuracy:
 
 
 def accuracy_at(mxu_utilization: float) -> Accuracy:
-    """Return the accuracy of estimates on TPUs for a program that uses a share of the matrix units' peak."""
+    """Return the accuracy of estimates on TPUs for a program with this utilization of the matrix units."""
     return _WELL if mxu_utilization >= WELL_USED else _LITTLE
 
 

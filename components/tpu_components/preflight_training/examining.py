@@ -371,9 +371,9 @@ class MachineExamination:
     def _timeout_seconds(self) -> int:
         """Time limit of the training run, in seconds.
 
-        This is the configured limit or, if none is configured, a limit derived from the estimated time. If the time is
-        unknown, it is the limit of a Vertex AI task for a TPU, and 0 for a GPU or if times are not estimated. It is
-        also 0 if the training step does not fit.
+        This is the configured limit or, if none is configured, a limit derived from the estimated time. If the compiler
+        has no estimate for a TPU, it is the limit of a Vertex AI task. The result is 0 if the training step does not
+        fit. It is also 0 if no limit is configured and either the machine has GPUs or times are not estimated.
         """
         if self.outcome.verdict not in PASSING:
             return 0
@@ -391,7 +391,7 @@ class MachineExamination:
     def _cost(self) -> Cost | None:
         """Return the prices, or None if no price is known.
 
-        If the time of an epoch is unknown, only the price per hour and the price of the time limit are known.
+        If the time of an epoch is unknown, only the price per hour and the highest price of a run can be known.
         """
         price = self.paid.price
         epoch = self._epoch
@@ -416,7 +416,7 @@ class MachineExamination:
         )
 
     def _objections(self) -> Iterator[str]:
-        """Yield the reasons why train_model would reject the training run, or hang, on the machine."""
+        """Yield the reasons why train_model would reject the training run, or would hang, on this machine."""
         compilation = self.compilation
         machine = compilation.machine
         if self.outcome.objection:

@@ -47,7 +47,7 @@ class Cost:
         kind: Kind of price, such as on demand or spot.
         source: Publication of the price.
         date: Date of the price.
-        target: Platform that trains. Empty in older files, which have Compute Engine's price.
+        target: Platform that trains. Empty in older files, which contain Compute Engine's price.
         factor: Ratio of the price to Compute Engine's price.
         most_usd_per_run: Highest price of a run: the price of the machine if each attempt at training runs until the
             time limit. None if the time limit is unknown.
@@ -315,7 +315,7 @@ class PreflightReport(JsonFile, name=PREFLIGHT_FILE, what="a preflight report", 
         machines: Report of each machine, in the requested order.
         advice: Advice on which of several machines to use.
         run: Name of the run. Empty if unknown.
-        created: Time of the report.
+        created: Date and time of the report.
         learning_rate: Peak learning rate for one replica, or 0 if the model could not be compiled.
     """
 

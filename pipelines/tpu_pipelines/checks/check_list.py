@@ -97,7 +97,7 @@ def _ask_platform(
         return [*missing, Finding("platform", Status.UNKNOWN, said)]
     asked = platform.checks(config, settings, context)
     checks = [check for check in asked if check.cost in costs]
-    looked_at = {check.about for check in checks if check.when}  # The platform says more about the same.
+    looked_at = {check.about for check in checks if check.when}  # The platform's checks say more about these.
     return [*(finding for finding in missing if finding.about not in looked_at), *ask_all(checks)]
 
 
@@ -161,7 +161,7 @@ class ConfigChecks:
         self._workspace = workspace
         self._platform = platform
         self._region = region
-        # The check of the data sets these two attributes.
+        # `_data`, the check of the data, sets these two attributes.
         self._interface: Interface | None = None
         self._num_trained = 0
 

@@ -33,8 +33,8 @@ from tpu_pipelines.platforms.findings import CannotAskError
 from tpu_pipelines.platforms.machines import place_training
 from tpu_pipelines.platforms.platform import Platform, default_platform
 
-_SHAPE_EXAMPLES = 64  # Examples that are written to know their shape.
-_SAMPLE_EXAMPLES = 4096  # Examples that are written to measure how fast this machine reads.
+_SHAPE_EXAMPLES = 64  # Examples that are written to find out their shape.
+_SAMPLE_EXAMPLES = 4096  # Examples that are written to measure how fast this machine reads them.
 _SMALL_BYTES = 16 << 20
 
 
@@ -56,8 +56,8 @@ class PlannedData:
     def __post_init__(self) -> None:
         if self.num_examples < 1 or self.image_bytes < 0:
             raise InputError(
-                f"The number of examples must be positive, and the bytes of an image must not be negative. Received: "
-                f"{self.num_examples} examples, {self.image_bytes} bytes for an image."
+                f"The number of examples must be positive, and the size of an image must not be negative. Received: "
+                f"{self.num_examples} examples, {self.image_bytes} bytes per image."
             )
 
     def split(self, at_hand: Mapping[str, int]) -> dict[str, int]:

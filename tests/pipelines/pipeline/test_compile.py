@@ -542,13 +542,13 @@ def test_a_setting_that_a_platform_does_not_have_is_refused_when_compiling():
 def test_what_gke_does_not_have_is_refused():
     for one in load_catalogue().slices:
         if one.generation.name == "v2":
-            with pytest.raises(InputError, match=rf"GKE does not offer {one.name}, .*of GKE: v3-"):
+            with pytest.raises(InputError, match=rf"GKE does not offer {one.name} \(.*of GKE: v3-"):
                 as_tpu_pod(train_model, parse_machine(one.name), Settings(), PLACEMENT)
 
 
 @pytest.mark.parametrize("name", ["v5p-8", "v4-8", "7x-1"])
 def test_what_gke_alone_has_is_refused_on_vertex(name):
-    with pytest.raises(InputError, match=rf"Vertex AI does not offer {name}, .*Use the platform kubeflow"):
+    with pytest.raises(InputError, match=rf"Vertex AI does not offer {name} \(.*Use the platform kubeflow"):
         compile_pipeline(load_config("digits", [f"machine={name}"]), PLATFORMS["vertex"], SETTINGS)
 
 

@@ -113,8 +113,9 @@ def find_hosts(environment: Mapping[str, str]) -> Hosts:
     for addresses, index, variables in _told(environment, expected):
         if not addresses or not 0 <= index < len(addresses):
             raise InputError(
-                f"Cannot find the hosts of this training run: {variables} give this host the index {index} of "
-                f"{len(addresses)} hosts. Expected an index from 0 to one less than the number of hosts."
+                f"Cannot find the hosts of this training run: according to {variables}, this host has the index "
+                f"{index}, but there are {len(addresses)} hosts. Expected an index from 0 to one less than the number "
+                "of hosts."
             )
         if len(addresses) > 1:
             if expected not in (1, len(addresses)):
@@ -303,7 +304,7 @@ class ProcessGroup:
         return self.gather(np.frombuffer(content if self.hosts.is_writer else b"", np.uint8)).tobytes()
 
     def broadcast_arrays(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return host 0's arrays on every host. All hosts pass arrays with the same names, shapes and types."""
+        """Return host 0's arrays on every host. All hosts must pass the same names, shapes and types."""
         if self._is_alone:
             return arrays
         from jax.experimental import multihost_utils
@@ -324,7 +325,7 @@ class ProcessGroup:
             self._store.wait_at_barrier(f"tpu_pipelines/{what}", _FOREVER_MS)
 
     def tell(self, name: str, content: str) -> None:
-        """Send a message to all hosts. Its `name` must be used only once."""
+        """Send a message to all hosts. Each `name` can be used only once."""
         self._store.key_value_set(f"{_TOLD}/{name}", content)
 
     def hear(self, name: str) -> str:

@@ -300,7 +300,7 @@ class Slice:
         if target not in self.targets:
             there = [entry for entry in load_catalogue().slices if target in entry.targets and not entry.is_gpu]
             raise InputError(
-                f"{_PLATFORMS[target]} does not offer {self.name}, {self.machine_type} ({_OFFERS[target]}). Use "
+                f"{_PLATFORMS[target]} does not offer {self.name} ({self.machine_type}; see {_OFFERS[target]}). Use "
                 f"the platform {self.targets[0]}, or one of the nearest machines of {_PLATFORMS[target]}: "
                 f"{_nearest(there, self.chips)}."
             )
@@ -444,7 +444,7 @@ class MachineSpec:
             empty.
         accelerator_count: Number of TPU cores with `cloud-tpu`, or number of GPUs; otherwise 0.
         tpu_topology: Chips along each axis, such as `2x4`, for all TPUs except `cloud-tpu`.
-        region: Region for the training run. If empty, it is the region of the settings.
+        region: Region for the training run. If empty, the region from the settings is used.
         boot_disk_type: `pd-ssd` or `pd-standard` up to v5e and for GPUs, `hyperdisk-balanced` from v6e on. If empty, it
             is Vertex AI's default for the machine.
         boot_disk_size_gb: Size of the boot disk, from 100 (Vertex's default) to 64,000 GB.
@@ -459,7 +459,7 @@ class MachineSpec:
         persistent_resource_id: Persistent resource on Vertex AI whose machines the job uses. If empty, machines are
             started for the job.
         nfs_mounts: NFS shares that Vertex AI mounts at `/mnt/nfs/NAME`, each as `SERVER:/PATH=NAME`. The server must be
-            in the network of the settings.
+            in the network that the settings name.
         max_wait_seconds: Seconds to wait for the machine before the next fallback is tried. 0 means no limit.
         fallbacks: Machines to try, in order, if this one is not available. They cannot have fallbacks of their own.
 
@@ -712,7 +712,7 @@ def _explain_unknown(catalogue: Catalogue, name: str, plain: str) -> str:
     names = [entry.name for entry in catalogue.generations if re.match(rf"(tpu)?{entry.name}([-:]|$)", plain)]
     family = max(names, key=len, default="")
     if siblings := [entry for entry in catalogue.slices if entry.generation.name == family]:
-        # Google's tools disagree about 7x: the number is of chips for some, and of cores (two per chip) for others.
+        # Google's tools disagree about 7x: the number counts chips in some tools, and cores (two per chip) in others.
         counts_cores = siblings[0].name == f"{family}-{2 * siblings[0].chips}"
         unit = "GPUs" if siblings[0].is_gpu else "cores" if counts_cores else "chips"
         return f"There is no machine {name!r}. Expected one of {_names(siblings)}; the number counts {unit}."

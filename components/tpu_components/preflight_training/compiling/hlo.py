@@ -223,7 +223,7 @@ def layer_of(op_name: str, layers: Collection[str]) -> str:
 
     Args:
         op_name: Path of the operation.
-        layers: Names of all layers. If a name occurs twice, the result begins with the name of the parent layer.
+        layers: Names of all layers. If the layer's name occurs twice, the result begins with the name of its parent.
 
     Example:
         >>> layer_of("jit(train_step)/transpose(jvp(dense))/dot_general", {"dense"})
@@ -491,7 +491,7 @@ class _Program:
         return read + self._written(instruction, scope)
 
     def _read(self, user: Instruction, position: int, whole: int) -> int:
-        """Return the number of bytes that an operation reads of the operand at `position`, which has `whole` bytes."""
+        """Return how many bytes an operation reads from the operand at `position`, which has `whole` bytes."""
         if user.opcode in ("dynamic-slice", "slice", "gather") and position == 0:
             together = max(_WORD_BYTES // ELEMENT_BYTES[user.arrays[0].kind], 1) if user.opcode == "gather" else 1
             return min(whole, together * user.num_bytes)
@@ -503,7 +503,7 @@ class _Program:
         return whole if is_unchanged else num_bytes
 
     def _read_inside(self, fusion: Instruction, position: int, whole: int) -> tuple[int, bool]:
-        """Return the number of bytes that a fusion reads of one operand, and whether it returns the operand unchanged.
+        """Return how many bytes a fusion reads from one operand, and whether it returns the operand unchanged.
 
         A copied, reshaped or transposed operand counts as unchanged.
 

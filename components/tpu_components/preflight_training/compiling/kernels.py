@@ -77,7 +77,7 @@ class KernelWork(NamedTuple):
     Attributes:
         flops: Number of multiplications and additions of the matrix products.
         padded: The same number with the contracted dimension and the last dimension of each result rounded up to
-            multiples of `LANES`, times the passes of a product of float32 values.
+            multiples of `LANES`, and multiplied by the number of passes for products of float32 values.
         steps: Number of steps of the grid in which the kernel computes its products, or of all steps if it has no
             product.
         has_exponentials: Whether the kernel computes exponentials, as attention does between its products.

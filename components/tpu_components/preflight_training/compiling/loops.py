@@ -29,7 +29,7 @@ class Trips:
 
 
 class _Place(NamedTuple):
-    """A computation. For the computation inside a fusion: also the fusion, and the `_Place` that contains it."""
+    """A computation and, if it is inside a fusion, the fusion and the `_Place` that contains the fusion."""
 
     scope: Scope
     fusion: Instruction | None = None

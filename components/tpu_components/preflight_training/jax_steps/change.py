@@ -62,7 +62,7 @@ class StepChange:
 
     @property
     def is_comparable(self) -> bool:
-        """Whether both reports have a time, for the same machine and number of slices."""
+        """Whether both reports contain a time and are for the same machine and number of slices."""
         before = self.before
         if before is None or before.step is None or self.now.step is None:
             return False

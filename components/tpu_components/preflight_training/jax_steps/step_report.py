@@ -90,7 +90,7 @@ class StepReport(Displayed, JsonFile, name=STEP_FILE, what="a report of a step",
         notes: Assumptions and limitations of the estimates, one sentence each.
         compile_seconds: Time of the compilation.
         compiler: Versions of libtpu and JAX.
-        is_cached: Whether the step had been compiled before.
+        is_cached: Whether the outcome of the compilation was taken from the cache.
     """
 
     name: str

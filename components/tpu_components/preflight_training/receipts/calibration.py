@@ -93,7 +93,7 @@ class Calibration:
     """Derives intervals from measured runs.
 
     Args:
-        runs: Measured runs, at least one.
+        runs: Measured runs. There must be at least one.
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:

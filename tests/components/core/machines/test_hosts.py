@@ -70,7 +70,7 @@ def test_hosts_are_those_that_the_environment_tells_of(environment, expected):
     [
         ({"TPU_PIPELINES_HOST": "4/4@there"}, r"expected INDEX/COUNT@ADDRESS.*Received: '4/4@there'"),
         ({"TPU_PIPELINES_HOST": "there"}, "Received: 'there'"),
-        ({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "2"}, "give this host the index 2 of 2 hosts"),
+        ({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "2"}, "this host has the index 2, but there are 2 hosts"),
         (
             {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "second"},
             r"TPU_WORKER_ID must be a number\. Received: 'second'",

@@ -436,7 +436,7 @@ def test_a_machine_belongs_to_the_platforms_that_offer_it():
     assert CATALOGUE.find("7x-1").targets == ("kubeflow",)
     assert CATALOGUE.find("v5p-8").price() is None
     for name, message in {
-        "v5p-8": r"Vertex AI does not offer v5p-8, ct5p-hightpu-4t \(https.*Use the platform kubeflow, or one of "
+        "v5p-8": r"Vertex AI does not offer v5p-8 \(ct5p-hightpu-4t; see https.*Use the platform kubeflow, or one of "
         r"the nearest machines of Vertex AI: v2-8, v3-8, v5e-4, v6e-4, 7x-4\.",
         "v4-8": "Vertex AI does not offer v4-8",
         "7x-1": "Vertex AI does not offer 7x-1",
@@ -445,7 +445,7 @@ def test_a_machine_belongs_to_the_platforms_that_offer_it():
             PaidMachine(name, target="vertex")
         assert PaidMachine(name, target=KUBEFLOW) == MachineSpec(name).paid
     with pytest.raises(
-        InputError, match=r"GKE does not offer v2-8, cloud-tpu .*Use the platform vertex.*of GKE: v3-8, v4-8, v5e-4"
+        InputError, match=r"GKE does not offer v2-8 \(cloud-tpu; .*Use the platform vertex.*of GKE: v3-8, v4-8, v5e-4"
     ):
         PaidMachine("v2-8", target=KUBEFLOW)
 
