@@ -110,7 +110,7 @@ class MachineReport:
         devices: Number of JAX devices, which is the number of replicas.
         hosts: Number of virtual machines.
         verdict: `fits`, `may_fit` (a GPU, for which nothing is compiled), `does_not_fit`, `does_not_compile`,
-            `timed_out`, `crashed`, or `out_of_memory` if the compiler needed more memory than this machine has.
+            `timed_out`, `crashed`, or `out_of_memory` if the compiler exceeded its memory limit on this machine.
         reason: Reason why the training step does not fit or compile. Empty if it fits or may fit.
         layer: Layer of the model that caused the failure. Empty if unknown.
         source: Line of the model's code that caused the failure, as `file:line`. Empty if unknown.
@@ -250,7 +250,7 @@ class MachineReport:
 
     @property
     def passed(self) -> bool:
-        """Whether the training step fits, or on a GPU may fit, and keeps every budget."""
+        """Whether the training step fits, or on a GPU may fit, and `broken` is empty."""
         return self.verdict in PASSING and not self.broken
 
     @property
@@ -260,7 +260,7 @@ class MachineReport:
 
     @property
     def verdict_text(self) -> str:
-        """The verdict in words. It is `refused` if a budget is exceeded."""
+        """The verdict in words. It is `refused` if the training step fits or may fit, but `broken` is not empty."""
         return "refused" if self.verdict in PASSING and self.broken else self.verdict.replace("_", " ")
 
     @property

@@ -90,7 +90,8 @@ class PreflightResult:
     """Result of preflight for the machine that will train the model.
 
     Attributes:
-        passed: Whether the training step compiles for the machine, fits its memory and keeps every budget.
+        passed: Whether the training step compiles for the machine, fits its memory and keeps every budget, and
+            train_model would accept it.
         machine: The machine's short name.
         verdict: `fits`, `may_fit`, `does_not_fit`, `does_not_compile`, `timed_out`, `out_of_memory`, `crashed`.
         reasons: Reasons why the training run did not pass. Empty if it passed.

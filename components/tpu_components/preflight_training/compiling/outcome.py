@@ -17,7 +17,7 @@ class Outcome:
 
     Attributes:
         verdict: `fits`, `may_fit`, `does_not_fit`, `does_not_compile`, `timed_out`, `crashed`, or `out_of_memory` if
-            the compiler needed more memory than this machine has.
+            the compiler exceeded its memory limit on this machine.
         reason: Reason why the program does not fit or compile. Empty if it fits or may fit.
         layer: Layer of the model that caused the failure. Empty if unknown.
         source: Line of the model's code that caused the failure, as `file:line`. Empty if unknown.

@@ -77,7 +77,7 @@ class StepReport(Displayed, JsonFile, name=STEP_FILE, what="a report of a step",
         devices: Number of devices of all slices.
         used_devices: Number of devices that the step uses.
         verdict: `fits`, `does_not_fit`, `does_not_compile`, `timed_out`, `crashed`, or `out_of_memory` if the compiler
-            needed more memory than this machine has.
+            exceeded its memory limit on this machine.
         reason: Reason why the step does not fit or compile. Empty if it fits.
         memory: Memory that the step needs on each device.
         step: Estimated time. None if the step does not fit, or the compiler has no estimate for any part of it.

@@ -70,7 +70,7 @@ class ReceiptStore:
         """Add receipts. The receipt of a stored run is replaced only if it has no prediction and the new one does.
 
         Raises:
-            InputError: If the folder cannot be written.
+            InputError: If the folder cannot be written, or a stored receipt is damaged.
         """
         known = {receipt.id: receipt for receipt in self.load()}
         before = dict(known)
