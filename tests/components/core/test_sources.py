@@ -830,7 +830,7 @@ def test_npz_refuses_labels_that_no_file_can_hold(tmp_path, code):
     labels = np.array(["a", "b"] * 10)
     labels[1:2].view(np.uint32)[:] = code
     with pytest.raises(
-        InputError, match=r"Cannot use the labels of npz:.*: expected whole numbers, or text that UTF-8 can"
+        InputError, match=r"Cannot use the labels of npz:.*: .+\. Expected whole numbers, or text that UTF-8 can"
     ):
         _plan(_npz(tmp_path, x=_images(20), y=labels))
 

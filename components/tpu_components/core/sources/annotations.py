@@ -109,7 +109,8 @@ def _of_task(task: Any, name: str, controls: Collection[str]) -> _Item:
 def _answers_in(annotation: Mapping[str, Any], others: dict[str, None]) -> dict[str, Sequence[str]]:
     """Return the labels of an annotation, by name of the control. Types of other results are added to `others`.
 
-    A choice for a region of the task (`perRegion`) is not a label of the task. It has the region's ID and place.
+    A choice for a region of the task (`perRegion`) is not a label of the whole task. It is recognized by the region's
+    ID or place.
     """
     choices: dict[str, Sequence[str]] = {}
     every = annotation.get("result") or ()

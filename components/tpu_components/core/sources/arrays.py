@@ -60,7 +60,7 @@ def list_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
 
 
 def _convert(arrays: Arrays, params: WriteParams) -> tuple[Arrays, list[str]]:
-    """Convert arrays to the format of `params.task`. Return a note on each conversion.
+    """Convert arrays to the format of `params.task`. Also return a note on each conversion.
 
     Three forms are converted if the arrays of all splits have them: channels before height and width, pixels that are
     not uint8, and one-hot labels.
@@ -123,8 +123,8 @@ def _class_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> T
         texts, garbled = _texts_of(distinct)
     except (UnicodeError, SystemError) as error:  # SystemError: a number beyond Unicode.
         raise InputError(
-            f"Cannot use the labels of {params.source}: expected whole numbers, or text that UTF-8 can encode, "
-            f"received {error}. Correct the labels."
+            f"Cannot use the labels of {params.source}: {error}. Expected whole numbers, or text that UTF-8 can "
+            "encode. Correct the labels."
         ) from error
     named = {text if text is None else class_name(text) for text in texts} - {None, *missing_labels(params.class_names)}
     if values.dtype.kind in "biuf" and params.class_names:

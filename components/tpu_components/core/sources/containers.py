@@ -1,4 +1,4 @@
-"""Search for files that contain many examples each, by path, pattern or folder. The file names define the splits."""
+"""Finds files that contain many examples each, given a path, a pattern or a folder. File names define the splits."""
 
 import fnmatch
 import hashlib
@@ -50,7 +50,7 @@ def list_containers(location: Location, suffixes: Sequence[str]) -> list[Contain
         files = [file for file in storage.list_files(folder) if file.name.lower().endswith(tuple(suffixes))]
     if not files:
         raise InputError(
-            f"Found no files for {location!r}: expected names that end in {' or '.join(suffixes)}. Give a folder, a "
+            f"Found no files for {location!r}: expected names that end in {' or '.join(suffixes)}. Name a folder, a "
             "file or a pattern such as FOLDER/train-*."
         )
     return [Container(folder.child(file.name), *file) for file in files]
@@ -85,14 +85,14 @@ def version_of(containers: Sequence[Container]) -> str:
 def splits_of(containers: Sequence[Container], location: str, patterns: Mapping[str, str] = {}) -> list[str] | None:
     """Return the split of each file, from the name of a folder in its path or the first word of its file name.
 
-    A folder may be written `split=NAME`. If no file name begins with a split, any word in it may name one, as in
-    `reviews_train.parquet`, provided that both the training split and another split occur. Return None if no file has a
-    split.
+    A folder name may have the form `split=NAME`. If no folder and no first word names a split, any word in a file name
+    may name its split, as in `reviews_train.parquet`, provided that the training split and at least one other split
+    occur. Return None if the files have no splits.
 
     Args:
         containers: The files.
-        location: Place of the source for messages.
-        patterns: Pattern of the file names of each split. If there are patterns, folders and first words are not used.
+        location: Place of the source, for messages.
+        patterns: Pattern of the file names of each split. If it is not empty, only the patterns decide.
 
     Raises:
         InputError: If only some files have a split, a file does not match exactly one pattern, or a pattern matches no
@@ -148,6 +148,9 @@ def _split_in(name: str) -> str | None:
 
 
 def split_in_folders(folders: Sequence[str]) -> str | None:
-    """Return the split that the first of some folders names, as `test` or `split=test`, or None if no folder does."""
+    """Return the split that a folder name such as `test` or `split=test` names, or None if no folder names a split.
+
+    If several folders name a split, the first one counts.
+    """
     names = (folder.rpartition("=")[2] for folder in folders)
     return next((split for name in names if (split := split_named(name))), None)

@@ -11,14 +11,14 @@ from tpu_components.core.files import storage
 from tpu_components.core.sources.listing import Corpus, Listing, Source
 from tpu_components.core.sources.params import WriteParams
 
-_RESERVED = {PADDING: "[PAD]", UNKNOWN: "[UNK]"}  # Longer than a character, so they equal none.
+_RESERVED = {PADDING: "[PAD]", UNKNOWN: "[UNK]"}  # Longer than one character, so they cannot equal a character.
 
 
 def list_corpus(location: str, params: WriteParams, labelled: bool) -> Listing:
     """List the passages of a text in UTF-8: training passages first, then validation, and test at the end.
 
     The label of a passage is the number of characters to predict, which are the last characters of the passage. Every
-    character is predicted in exactly one passage. After the first passage of the validation or test split, a passage
+    character is predicted in exactly one passage. In the validation and test splits, every passage except the first
     begins with at least `context_tokens` characters that the previous passage predicts.
 
     Raises:

@@ -52,7 +52,8 @@ class Table:
         columns: Names of the columns. A column without a name has an empty name, and is not used.
         each_row: Function that returns an iterator of each row's number and its cells, one for each column. A cell is a
             text; for multi-label data, `label` may be a tuple of labels.
-        row_names: Name of each row in messages, for example `task 17`, by row number. None for names `line NUMBER`.
+        row_names: Name of each row in messages, for example `task 17`, by row number. None means that rows are named
+            `line NUMBER`.
         has_decimal_commas: Whether numbers may have a decimal comma.
         notes: Messages to the user, for example about columns whose role was guessed from their names.
     """
@@ -301,7 +302,7 @@ def _find_hot_columns(table: Table, names: Sequence[str]) -> dict[str, int]:
     """Return {name: index} of the one-hot columns among `names`: those with only 0 and 1.
 
     Raises:
-        InputError: If a column has 0, 1 and missing values, or -1 as a missing value.
+        InputError: If a column contains missing values, such as -1 or empty cells, besides 0 or 1.
     """
     seen: dict[str, dict[str, str]] = {name: {} for name in names}  # The first row of each value of each column.
     hot = {name: place for place, name in enumerate(table.columns) if name in seen}
@@ -434,8 +435,8 @@ def _check_columns(table: Table, wanted: Sequence[str], targets: Sequence[str]) 
         rule = "The first line must name" if table.row_names is None else "Expected"
         raise InputError(
             f"Missing columns in {table.location}: {quoted(missing)}. Received: {columns}. {rule} the columns "
-            f"{expected}, optionally split, and the columns in data.columns, data.target_columns, data.group_column "
-            "and data.slice_columns."
+            f"{expected}, and all columns that data.columns, data.target_columns, data.group_column and "
+            "data.slice_columns name. The column split is optional."
             f"{_advise_on_columns(columns, missing)}"
         )
     _check_repeated(table, [*wanted, "split", "id"])
@@ -457,7 +458,7 @@ def _check_repeated(table: Table, names: Sequence[str]) -> None:
 def _locate(rows: _Rows, location: Location) -> tuple[Location, Names, Names | None]:
     """Return the folder of the images, their paths relative to this folder, and their absolute paths.
 
-    The third value is None if the table has relative paths, which are relative to the folder of the table.
+    If the paths in the table are relative, the folder is that of the table, and the third value is None.
 
     Raises:
         InputError: If absolute paths have no common folder, a relative path is outside the folder, or a path occurs

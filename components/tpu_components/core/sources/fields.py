@@ -43,8 +43,8 @@ class Chosen:
 
     Attributes:
         params: Parameters of the records.
-        labelled: Whether to read labels, splits and weights. Otherwise, only the fields that are stored with
-            predictions are read.
+        labelled: Whether labels, splits and weights are used. If false, the only fields that are used besides the image
+            or text are those that are copied to the output next to each prediction.
         content: `image` or `text`.
         names: Field for each role that the source has: `image` or `text`, `label`, `split`, `id` and `weight`.
         notes: Messages to the user about fields whose role was guessed from their names.
@@ -83,7 +83,7 @@ def choose_fields(fields: Sequence[str], params: WriteParams, location: str, lab
     Args:
         fields: Names of the fields, in NFC.
         params: Parameters of the records.
-        location: Place of the source for messages.
+        location: Place of the source, for messages.
         labelled: See `Chosen`.
 
     Raises:
@@ -279,7 +279,7 @@ def read_kept(values: Mapping[str, Sequence[Any]], chosen: Chosen) -> dict[str, 
 
 
 def read_ids(values: Mapping[str, Sequence[Any]], chosen: Chosen) -> list[str] | None:
-    """Return the ID of every example, '' for an example without an ID.
+    """Return the ID of every example, or '' for an example without an ID.
 
     Return None if there is no ID field.
     """
@@ -306,15 +306,16 @@ def list_rows(
     identify: Callable[[], np.ndarray] | None,
     **content: Any,
 ) -> Listing:
-    """Return the listing of examples with fields. Examples without a target, split or weight are quarantined.
+    """List examples that have fields. Examples without a target, split or weight are quarantined.
 
     Args:
         values: Values of the fields `chosen.wanted`, by field name.
         chosen: Names of the fields by role.
         keys: Keys of the examples.
-        splits: Split of every example, from its file. A split field takes precedence. None if files have no split.
-        identify: Function that returns hashes that identify examples without an ID, uint64[num_examples]. It is called
-            after the fields are checked. None if keys or IDs identify all examples.
+        splits: Split of every example according to its file, or None if the files have no splits. A split field takes
+            precedence.
+        identify: Function that returns hashes that identify examples without an ID, uint64[num_examples]. The function
+            is called after the fields have been checked. None if all examples are identified by their keys or IDs.
         content: Other attributes of the `Listing`.
 
     Raises:

@@ -28,9 +28,9 @@ def list_folders(kind: str, location: Location, params: WriteParams, labelled: b
 
     If `labelled` is false, list every image or text in any folder instead.
 
-    Files above the class folders, such as a README, are left out with a note. Images above them raise InputError.
-    `params.class_names` may select some of the folders. For example, aclImdb also has a folder of reviews without a
-    class.
+    Files above the class folders, such as a README, are left out with a note. Images above them raise InputError. To
+    use only some of the folders, list their names in `params.class_names`. For example, aclImdb also has a folder of
+    reviews without a class.
     """
     location = location.folder
     if not labelled:
@@ -192,8 +192,8 @@ def _check_no_splits(folders: Iterable[Sequence[str]], location: str) -> None:
     """Reject class folders that look like splits, such as `seg_train` and `seg_test`.
 
     Raises:
-        InputError: If each folder name contains a different split, one is the training split, and all share at least
-            two subfolder names.
+        InputError: If every folder name contains the name of a different split, one of these splits is the training
+            split, and all folders have at least two subfolder names in common.
     """
     inner: dict[str, set[str]] = {}
     for parts in folders:
@@ -228,7 +228,7 @@ def _list_loose(kind: str, location: str, params: WriteParams) -> Listing:
 
 
 def _check_misplaced(names: Sequence[str], has_others: bool, kind: str, location: str, has_splits: bool) -> None:
-    """Check that some file is in a class folder, and that no image is above the class folders.
+    """Check that at least one file is in a class folder, and that no image is above the class folders.
 
     Other files, such as a README, may be above the class folders.
     """

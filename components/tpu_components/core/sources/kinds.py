@@ -51,7 +51,8 @@ RECORDS = "records"  # Kind of a source of predict_batch: records that create_tf
 SOURCES = {SourceRef.parse(source.form).kind: source for source in _ALL}
 _FEWEST_UNIQUE = 10  # With fewer examples, each may have a unique label in a first try.
 KIND_OF_SUFFIX = {suffix: kind for kind, source in SOURCES.items() for suffix in source.suffixes}
-# Fields of WriteParams that only some kinds support, except those of which every kind supports the default.
+# Fields of WriteParams that only some kinds support. `check_source` checks `task` and `rewrite` separately, because the
+# defaults of these two are not empty, and every kind supports them.
 _OPTIONAL = tuple(dict.fromkeys(field for source in _ALL for field in source.takes if field not in ("task", "rewrite")))
 _SINGLE_SLASH = re.compile(r"(gs|s3):/(?!/)")
 _NOT_FOR = {
@@ -100,7 +101,7 @@ def find_location(ref: SourceRef) -> Location:
 def location_of(source: SourceRef) -> Location:
     """Return the path or URI of a source's data, or an empty location for a library's data set.
 
-    Unlike `find_location`, accept also the kind `records:` of predict_batch.
+    Unlike `find_location`, this function also accepts the kind `records:` of predict_batch.
 
     Raises:
         InputError: If the kind of the source is unknown.

@@ -66,7 +66,8 @@ class Listing:
 
     Attributes:
         keys: One unique name per example: its path below `root` or, without files, its position in the source.
-        labels: int32[num_examples], indices into `class_names`. For other tasks, see `targets`.
+        labels: int32[num_examples], indices into `class_names`. For tasks other than classification, see the module
+            `targets`.
         class_names: The classes; for a regression, the names of the targets.
         splits: Split of every example in the source, str[num_examples], or None if the source has no splits.
         groups: One group name per example, or None without `group_column`.
@@ -88,8 +89,8 @@ class Listing:
             content, which is equal for copies. None if the keys are used.
         has_ids: Whether `identities` are IDs from the source. Otherwise, they are paths or hashes.
         hashes: uint64[num_examples]: hash of the content of each example, from `identify`, or None if not computed.
-        bad: Inputs that are not examples, such as a row without a label. They are quarantined, as unreadable inputs
-            are.
+        bad: Inputs that cannot be used as examples, such as a row without a label. Like unreadable inputs, they are
+            quarantined.
         weights: Weights of the examples in the training loss, float32[num_examples], or None without `columns.weight`.
         stored: The files of the examples, if their records are used in place instead of being written as new records.
             Otherwise None.
@@ -270,17 +271,17 @@ class Listing:
 
 
 def split_named(name: str) -> str | None:
-    """Return the split for the name of a folder or the text of a cell, for example `validation` for `val`.
+    """Return the split that a folder name or the text of a cell stands for, for example `validation` for `val`.
 
-    Return None if the name is not that of a split.
+    Return None if it does not stand for a split.
     """
     return next((split for split, names in SPLIT_NAMES.items() if name.lower() in names), None)
 
 
 def split_in_words(name: str) -> str | None:
-    """Return the split that a word in a name names, for example `test` for `seg_test`.
+    """Return the split that one of the words in a name stands for, for example `test` for `seg_test`.
 
-    Return None if no word does, or if words name several splits.
+    Return None if no word stands for a split, or if different words stand for different splits.
 
     Example:
         >>> [split_in_words(name) for name in ("seg_test", "training_set", "train2017", "test-train", "trained")]
@@ -304,7 +305,7 @@ class Source:
         read: Function that lists the examples. Its arguments are the place or name of the data, the parameters, and
             whether labels are needed. Without labels, the function may list more examples, such as files outside class
             folders.
-        suffixes: Suffixes of the files that have this kind if users name none, such as `.csv`.
+        suffixes: File suffixes, such as `.csv`, that imply this kind of source if the user names no kind.
         takes: Optional fields of WriteParams that this kind supports.
         has_class_folders: Whether each class is a folder.
         is_place: Whether the source is a path or URI, not the name of a library's data set.

@@ -39,7 +39,7 @@ def list_npz(location: str, params: WriteParams, labelled: bool) -> Listing:
             raise InputError(
                 f"Cannot use {name!r} in {location}: expected one pair for each split, such as x_train and y_train, "
                 f"x_validation and y_validation, x_test and y_test. Received: {sorted(named)}. Rename or remove the "
-                "arrays that are in no such pair."
+                "arrays that do not belong to one of these pairs."
             )
         if name[0] == "x":
             arrays[split] = data[name], data[partner]

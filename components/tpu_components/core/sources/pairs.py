@@ -174,7 +174,8 @@ def _split_name(path: str) -> tuple[str, bool]:
 def _find_pairs(firsts: Iterable[str], seconds: Iterable[str], depth: int, fewest: int) -> list[tuple[str, str]]:
     """Return pairs of files with the same name in two class folders.
 
-    Return an empty list if fewer than `fewest` files, or fewer than 90% of the smaller folder's files, are in a pair.
+    Return an empty list if there are fewer than `fewest` pairs, or if fewer than 90% of the files in the smaller folder
+    are in a pair.
     """
     by_name: list[dict[str, str]] = [{}, {}]
     for known, paths in zip(by_name, (firsts, seconds), strict=True):

@@ -183,12 +183,12 @@ class HubDataSet(NamedTuple):
 def list_hub(location: Location, params: WriteParams, labelled: bool) -> Listing:
     """List the rows of a data set of the Hugging Face hub, `OWNER/NAME` or `OWNER/NAME:CONFIG`.
 
-    The hub also stores every public data set as Parquet, in files `CONFIG/SPLIT/0000.parquet` of a branch:
+    The hub also stores every public data set as Parquet, in files `CONFIG/SPLIT/0000.parquet` of a separate branch:
     https://huggingface.co/docs/dataset-viewer/parquet. Splits other than train, validation and test are left out, and
-    so are splits whose labels a data set withholds.
+    so are splits whose labels are not public.
 
     Raises:
-        InputError: If there is no such data set or configuration, or none of the splits can be used.
+        InputError: If the data set or the configuration does not exist, or if none of the splits can be used.
     """
     data_set = HubDataSet.parse(location)
     files = list_containers(data_set.folder, (".parquet",))
@@ -218,7 +218,7 @@ def list_hub(location: Location, params: WriteParams, labelled: bool) -> Listing
         splits = splits + [known or split] * len(of_split)
     if not chosen:
         raise InputError(
-            f"Cannot use {params.source!r}: expected a split train, validation or test with labels, received "
+            f"Cannot use {params.source!r}: expected a train, validation or test split with labels, received "
             f"{quoted(sorted(by_split))}. Choose another configuration: {quoted(configs)}."
         )
     return _list_tables(chosen, splits if labelled else None, params, labelled, notes)
@@ -357,8 +357,8 @@ def _name_labels(
         class_names: The classes that the user lists. If they are numbers, the labels stay numbers.
 
     Returns:
-        The labels that occur: names in the order of their indices, then other texts. () if the metadata of no file have
-        names.
+        The labels that occur: names in the order of their indices, then other texts. () if no file names its class
+        indices, or if the labels stay numbers.
 
     Raises:
         InputError: If only some of the files name their class indices, or if files name them differently and

@@ -84,7 +84,7 @@ class Spans:
 
 
 class LaterSpans:
-    """Byte ranges of examples. All byte ranges are computed when the first byte range is requested.
+    """Byte ranges of examples, all of which are computed when the first one is requested.
 
     Args:
         paths: Paths of the source's files.
@@ -128,7 +128,7 @@ def copy_contents(contents: Iterable[bytes], num_bytes: int) -> Spans:
 
     Args:
         contents: The content of each example, in order.
-        num_bytes: Estimated total size, in bytes. It is often a lower bound, because the source files are compressed.
+        num_bytes: Estimated total size, in bytes. It is often too low, because the source files are compressed.
 
     Raises:
         InputError: If the disk is full.

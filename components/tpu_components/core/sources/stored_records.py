@@ -25,7 +25,7 @@ class StoredFile:
 
 @dataclasses.dataclass(frozen=True)
 class StoredRecords:
-    """The files of a listing whose records are used in place.
+    """Files whose records are used in place, and how the records are stored.
 
     Attributes:
         files: The files, in the order of the listing.

@@ -144,9 +144,10 @@ def _find_joined_beside(labels: Iterable[str]) -> str | None:
 def find_joined(cells: Iterable[str]) -> str | None:
     """Return a cell that seems to contain several labels without `|` between them, or None if no cell does.
 
-    A comma or semicolon separates labels, and brackets around a cell enclose a list. A space, slash, `&` or `+` may be
-    part of a name, as in `polar bear`. It is taken for a separator if splitting the cells gives fewer different parts
-    than there are different cells, or if every part of a split cell also occurs in another cell.
+    A comma or semicolon always counts as a separator, and brackets around a cell always enclose a list. A space, slash,
+    `&` or `+` can be part of a name, as in `polar bear`. It counts as a separator only if splitting the cells at it
+    gives fewer different parts than there are different cells, or if every part of a split cell also occurs in another
+    cell.
 
     Example:
         >>> find_joined(["cat dog", "dog", "cat"]), find_joined(["polar bear", "black cat", "cat"])

@@ -70,10 +70,10 @@ class Selection:
 
 
 def pack_tasks(key: str, examples: Selection, counts: Mapping[int, int]) -> bytes:
-    """Return the content of a file with the examples of several parts of a listing, which `load_tasks` reads.
+    """Serialize the examples of several parts of a listing as the content of a file that `load_tasks` reads.
 
-    For contents in files that other machines can read, the bytes contain paths and byte ranges. Contents in memory, or
-    in files that were unpacked on this machine, are copied.
+    Contents in memory, or in files that were unpacked on this machine, are copied into the file. For contents in files
+    that other machines can read, it has only paths and byte ranges.
 
     Args:
         key: Digest of the settings and data that determine the parts.

@@ -1,6 +1,6 @@
 """TFRecord files from other programs, with images or texts.
 
-The files are read in place. Which feature is the image, the text or the label is determined by the features' names.
+The files are read in place. The names of the features determine which feature is the image, the text or the label.
 """
 
 import dataclasses
@@ -48,8 +48,8 @@ from tpu_components.core.sources.stored_records import REWRITE, StoredFile, Stor
 from tpu_components.core.work.workers import in_threads
 
 _SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec", ".tfrecord.gz", ".tfrecords.gz")
-_CLASSES_SUFFIX = ".labels.txt"  # TensorFlow Datasets writes the class names beside its records, one a line.
-# Features with the size of raw pixels; also after `image/`.
+_CLASSES_SUFFIX = ".labels.txt"  # TensorFlow Datasets writes the class names beside its records, one per line.
+# Names of the features with the size of raw pixels, also with the prefix `image/`.
 _SIZES = (("height", "rows"), ("width", "cols"), ("channels", "depth"))
 _RAW_KINDS = {1: "P5", 3: "P6"}  # Netpbm's formats, by the number of channels.
 _LEAST_PIXELS = 64  # Fewer bytes are unlikely to be pixels.
@@ -240,8 +240,8 @@ def _is_raw(first: Mapping[str, list[Any]], name: str, path: str) -> bool:
     if received:
         raise InputError(
             f"Cannot use the feature {name!r} of {path}: expected the bytes of an image file, received {received}. "
-            "Store encoded files (tf.io.encode_png), or the bytes of uint8 pixels with 1 or 3 channels and the "
-            "features height, width and channels."
+            "Store encoded files (tf.io.encode_png), or store raw uint8 pixels with 1 or 3 channels, and add the "
+            "features height, width and channels to each example."
         )
     return False
 

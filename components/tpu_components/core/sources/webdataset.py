@@ -55,7 +55,7 @@ class _Example:
         label: Label from the label file: text, bytes or a JSON value, or None if there is no label.
         kept: Other values from the JSON file of the image, such as the weight, by this project's names.
         fields: Names of the fields in a JSON file without a label.
-        link: Name of the file that the image is a link to, or an empty string.
+        link: Name of the file that the image is a link to. Empty if the image is not a link.
     """
 
     name: str
@@ -67,7 +67,7 @@ class _Example:
 
 
 class _Archive(NamedTuple):
-    """What is read from an archive: its images, and the names of label files without an image next to them."""
+    """The images of an archive, and the names of the label files that have no image next to them."""
 
     examples: list[_Example]
     stray: list[str]
@@ -77,8 +77,8 @@ def list_webdataset(location: Location, params: WriteParams, labelled: bool) -> 
     """List the images of tar archives.
 
     The label of an image is in a `.cls`, `.txt` or `.json` file with the image's name. If no image has such a file, the
-    label of an image is the name of its folder. Splits are the folders or first words of the archives' names, or
-    folders in the archives.
+    label of an image is the name of its folder. A folder in the archive's path, the first word of the archive's name or
+    a folder in the archive names the split.
 
     Raises:
         InputError: If an archive cannot be read or has no images, if an image has no label because its label file is
@@ -257,7 +257,7 @@ def _check_folders(examples: Sequence[_Example], location: str) -> None:
 
 
 def _folder_of(example: _Example) -> str | None:
-    """Return the name of the image's folder in the archive, or None without a folder."""
+    """Return the name of the image's folder in the archive, or None if the image is not in a folder."""
     return example.name.rpartition("/")[0].rpartition("/")[2] or None
 
 
@@ -296,8 +296,8 @@ def _read_archive(archive: Container, params: WriteParams) -> _Archive:
         ) from error
     except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError) as error:  # Odd sizes in headers.
         raise InputError(
-            f"Cannot read {archive.path}: expected a complete tar archive that is not compressed, received {error}. "
-            "Create the archive again, or decompress it with gunzip."
+            f"Cannot read {archive.path}: {error}. Expected a complete, uncompressed tar archive. Create the archive "
+            "again, or decompress it with gunzip."
         ) from error
     return _Archive(
         [example for group in groups for example in group.examples(files)],
@@ -309,8 +309,8 @@ class _Files:
     """The files of an archive by name, so that links to them can be followed.
 
     Args:
-        archive: The archive.
-        file: The archive, opened.
+        archive: Path and size of the archive.
+        file: The opened archive file.
     """
 
     def __init__(self, archive: Container, file: BinaryIO) -> None:
@@ -332,16 +332,16 @@ class _Files:
             self._links[name] = posixpath.normpath(member.linkname)
         else:
             if member.issparse():
-                raise tarfile.ReadError(f"a sparse file, {member.name!r}")
+                raise tarfile.ReadError(f"{member.name!r} is a sparse file")
             if not 0 <= member.size <= self._archive.num_bytes - member.offset_data:
-                raise tarfile.ReadError(f"an incomplete {member.name!r}, which should have {member.size:,} bytes")
+                raise tarfile.ReadError(f"{member.name!r} should have {member.size:,} bytes, which the archive lacks")
             self._spans[name] = Span(self._archive.path, member.offset_data, member.size)
 
     def find(self, name: str) -> tuple[Span, str]:
         """Return the byte range of a file and, if the file is a link, the name of its target.
 
-        The byte range is empty if the target is not in the archive, or not in the part of it that has been read. The
-        name is empty if the file is not a link.
+        The byte range is empty if the target is not in the part of the archive that has been read so far. The name is
+        empty if the file is not a link.
         """
         name = posixpath.normpath(name)
         seen = {name}
@@ -407,7 +407,7 @@ class _Group:
         return [] if self._images else self._label_files
 
     def examples(self, files: _Files) -> Iterator[_Example]:
-        """Yield each image of the group with the label from the label file, or with None without a label file."""
+        """Yield each image of the group, with the label from its label file, or with None if it has no label file."""
         for name in self._images:
             span, link = files.find(name)
             yield _Example(name, span, self._label, self._kept, self._fields, link)

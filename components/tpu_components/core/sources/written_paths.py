@@ -1,4 +1,4 @@
-"""Search for the image files that a table lists, some of which do not exist exactly as the path is written."""
+"""Finds the image files that a table lists, even if some paths differ slightly from those of the files."""
 
 import contextlib
 import itertools
@@ -105,10 +105,10 @@ class _Folder:
                 self._by_stem[PurePosixPath(name).stem.casefold()].append(name)
 
     def find(self, name: str) -> list[str]:
-        """Return the file with a name.
+        """Return the file with exactly this name or, if it does not exist, the files with similar names.
 
-        If there is no such file, return the files whose names differ only in case. If there are none, return the images
-        whose names without their extensions equal the name, apart from case.
+        These are the files whose names differ only in case. If there are none, and the name has no image extension,
+        they are the images whose names without extension equal the name, apart from case.
         """
         if name in self._names:
             return [name]
@@ -119,8 +119,8 @@ class _Folder:
 def _nearest_files(root: str, folder: str, names: Sequence[str]) -> dict[str, str]:
     """Return {path that does not exist: the nearest existing image}.
 
-    The nearest image has the same file name, apart from case and extension. If there is none, it is the image with the
-    most similar path.
+    This is the image with the most similar path. Images with the same file name, apart from case and extension, take
+    precedence over all others.
     """
     known: list[str] = []
     for place in (root, folder):
