@@ -1,4 +1,4 @@
-"""KFP components of create_tfrecords: as one step, as parallel steps, or with Beam. Also a step that lists a source.
+"""KFP components that write records in one step, in parallel steps or with Beam, and a component that lists a source.
 
 The inputs after `*`, and their part of `Args:`, are the fields of WriteParams: `python -m tests.evidence.generated`
 writes them.
@@ -56,7 +56,7 @@ def create_tfrecords(
 
     Args:
         data_version: Digest of the source's content, from list_source. The step fails if the content has changed since
-            then; empty skips this check.
+            list_source ran. If empty, any content is accepted.
         fingerprint: Digest of the step's `code`. The step does not read it; the platform's cache runs the step again
             when it changes.
         source: Kind and place of the data, for example `images:DIR`, `csv:FILE` or `sklearn:digits`. The README of
@@ -298,7 +298,7 @@ def plan_parts(
         data: Other inputs of create_tfrecords by name, such as {"image_size": [8, 8]}. Inputs that are left out have
             their defaults.
         data_version: Digest of the source's content, from list_source. The step fails if the content has changed since
-            then; empty skips this check.
+            list_source ran. If empty, any content is accepted.
         fingerprint: Digest of the step's `code`. The step does not read it; the platform's cache runs the step again
             when it changes.
 
@@ -425,7 +425,7 @@ def write_with_beam(
         data: Other inputs of create_tfrecords by name, such as {"image_size": [8, 8]}. Inputs that are left out have
             their defaults.
         data_version: Digest of the source's content, from list_source. The step fails if the content has changed since
-            then; empty skips this check.
+            list_source ran. If empty, any content is accepted.
         fingerprint: Digest of the step's `code`. The step does not read it; the platform's cache runs the step again
             when it changes.
 

@@ -1,8 +1,9 @@
 """Adds example IDs of scheme 2 to files that an earlier version wrote (`examples.npy` and `trained_on.npy`).
 
 Usage: `python -m tpu_components.create_tfrecords.convert_ids RECORDS FILES`. The files contain only IDs of scheme 1,
-which depend on the settings of the records. RECORDS is a folder of the same data, written again by this version with
-the original settings: these records contain the IDs of both schemes. The module `example_ids` describes the schemes.
+which depend on the settings of the records. RECORDS is a folder with records of the same data, which this version has
+written with the original settings. These records contain the IDs of both schemes. The module `example_ids` describes
+the schemes.
 """
 
 import dataclasses

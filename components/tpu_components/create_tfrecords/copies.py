@@ -206,12 +206,12 @@ class Copies:
     def without_leaks(self) -> np.ndarray:
         """Leave out copies so that each set of copies is in only one split. Return the resulting splits.
 
-        A set of copies stays in the test split if one of the copies is in it, otherwise in the validation split if one
-        of the copies is in it, otherwise in the training split. Copies in other splits are left out (LEFT_OUT). No
-        example moves to another split. Apart from the two rules of `assign_splits` for small classes and groups, an
-        example is in the test split only if the hash of its key says so. Therefore, a test example does not become a
-        training example when examples are added or more copies are found. If the source defines splits, only examples
-        of the source's training split are considered.
+        Of each set of copies, only those in one split are kept: those in the test split if there are any, otherwise
+        those in the validation split if there are any, otherwise those in the training split. The other copies are left
+        out (LEFT_OUT). No example moves to another split. Apart from the two rules of `assign_splits` for small classes
+        and groups, an example is in the test split only if the hash of its key says so. Therefore, a test example does
+        not become a training example when examples are added or more copies are found. If the source defines splits,
+        only examples of the source's training split are considered.
 
         Returns:
             int8[num_examples], like `splits`.

@@ -70,7 +70,7 @@ class ImageEncoder:
         input: Description of the examples in the manifest.
         jpeg_quality: Quality of the JPEG files, if images are stored as JPEG files of the same shape.
         measured_share: Share of the images for which `EncodedExample.figures` are computed.
-        keeps_bytes: Whether the images stay in existing records of another program. Then they cannot be converted.
+        keeps_bytes: Whether the images stay in existing records of another program. If so, they cannot be converted.
     """
 
     image: ImageRule
@@ -89,7 +89,8 @@ class ImageEncoder:
 
         Raises:
             UnreadableError: If the example must be quarantined.
-            InputError: If the image has another shape than the first image. In that case, no records are written.
+            InputError: If the shape of the image differs from that of the first image. In that case, no records are
+                written.
         """
         if self.input.encoding == ENCODED:
             payload, shape, picture = check_encoded(content, self.image)

@@ -161,7 +161,7 @@ def check_budget(plan: DatasetPlan, manifest: Manifest) -> None:
 
 
 def check_classes(plan: DatasetPlan, manifest: Manifest) -> None:
-    """Check that every class has training examples. For multi-label data, only warn about labels without any.
+    """Check that every class has training examples. For multi-label data, only warn about labels that have none.
 
     Raises:
         InputError: If a class has no training examples, and `class_names` does not list the classes.

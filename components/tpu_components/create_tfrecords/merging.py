@@ -127,7 +127,7 @@ class Merger:
     def move_records(self, folder: Path) -> Spans:
         """Move the shards to another folder.
 
-        Return file, offset and size of each framed record, in storage order.
+        Return the file, offset and size of each framed record, in storage order.
         """
         for shard in self._shards:
             os.rename(self._directory / shard.name, folder / shard.name)
@@ -207,7 +207,7 @@ class Merger:
         return result
 
     def fingerprint(self, inputs: AnyInput) -> str:
-        """Return the SHA-256 of all records, the split and class names, and the description of inputs, in hex."""
+        """Return the SHA-256 of all records, the split and class names and `inputs`, as hexadecimal digits."""
         self._digest.update(repr((self._plan.listing.class_names, inputs)).encode())
         return self._digest.hexdigest()
 

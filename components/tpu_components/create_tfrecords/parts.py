@@ -93,7 +93,7 @@ def plan_shards(
         split: Name of the split. The file names begin with it.
         num_examples: Examples to write. Must be positive.
         total_bytes: Serialized size of the examples, in bytes. It may be an estimate.
-        target_shard_mib: Wanted shard size, in MiB.
+        target_shard_mib: Target size of a shard, in MiB.
 
     Returns:
         Half-open ranges by shard file name. They cover [0, num_examples) once, and their sizes differ by at most one.
@@ -134,7 +134,7 @@ def cut_into_tasks(
     Args:
         order: Examples of each split in storage order: int[…], indices into the listing.
         bytes_each: Estimated size of a record, in bytes.
-        target_shard_mib: Wanted shard size, in MiB.
+        target_shard_mib: Target size of a shard, in MiB.
         task_examples: Largest number of examples in a task.
     """
     for split, indices in order.items():
@@ -333,6 +333,6 @@ def check_part(part: Part, listing: Listing, indices: np.ndarray) -> None:
                 raise ValueError(f"a name, label or weight that differs from that of {key!r}")
     except (ValueError, TypeError, IndexError, DamagedRecordError) as error:
         raise InputError(
-            f"The part {part.path} does not match its task in the plan: received {error}. Remove the file, and run "
-            "that task again."
+            f"The part {part.path} does not match its task in the plan ({error}). Remove the file, and run that task "
+            "again."
         ) from error

@@ -50,11 +50,11 @@ class DatasetPlan:
     def redivided(self, examples: np.ndarray, splits: np.ndarray) -> "DatasetPlan":
         """Return a plan with the same listing and other splits.
 
-        Examples that are not given are in no split.
+        Examples that are not in `examples` are in no split.
 
         Args:
-            examples: Indices of the given examples in the listing, int[…].
-            splits: Split of each of these examples, int8[…]: an index into `SPLITS`, or LEFT_OUT.
+            examples: Indices into the listing, int[…].
+            splits: Split of each of the `examples`, int8[…]: an index into `SPLITS`, or LEFT_OUT.
         """
         rank = np.empty_like(self.whole)
         rank[self.whole] = np.arange(len(rank), dtype=rank.dtype)
@@ -130,13 +130,13 @@ def require_few(bad: Sequence[Quarantined], total: int, params: WriteParams, wha
 
 
 def require_trained(params: WriteParams, listing: Listing, counts: Sequence[int], reason: str) -> None:
-    """Check that every class has training examples. If the user lists the classes in `class_names`, accept any number.
+    """Check that every class has training examples, unless the user lists the classes in `class_names`.
 
     Args:
         params: Parameters of the records.
         listing: The examples of a classification.
         counts: Number of training examples of each class.
-        reason: Why a class may have none, as a sentence.
+        reason: Sentence that explains why a class can be without training examples.
 
     Raises:
         InputError: If a class has no training examples.

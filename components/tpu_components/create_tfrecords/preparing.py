@@ -69,7 +69,7 @@ def list_common(counts: Counter[bytes]) -> dict[str, int]:
 
 
 def survey_texts(plan: DatasetPlan) -> tuple[DatasetPlan, Survey]:
-    """Read every text once, and count the words of the training split.
+    """Read all texts, and count the words of the training split.
 
     The vocabulary is made from these words.
 

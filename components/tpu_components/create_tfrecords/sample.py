@@ -30,7 +30,7 @@ def sample_of(plan: DatasetPlan, count: int) -> np.ndarray:
 
 @contextlib.contextmanager
 def written(sample: DatasetPlan) -> Iterator[tuple[Path, Manifest]]:
-    """Write the records of a sample to a temporary folder, which is deleted when the block ends.
+    """Context manager: write the records of a sample to a temporary folder, and delete it after the `with` block.
 
     Yield the folder and the manifest of the records.
 

@@ -43,9 +43,9 @@ def assign_splits(
     guarantee a share: if it put at least one of any m examples of a class into the test split, at most m - 1 examples
     of this class could be in the training split, however large the class is.
 
-    1. With `stratify`, a split without an example of a class borrows the example of the class with the nearest
-       position. At least one example of the class stays in the training split. The borrowed example goes back when the
-       class grows. At the default fraction, a class of 20 examples is missing from the test split with a probability of
+    1. With `stratify`, a split that has no example of a class borrows one: the example of this class whose position is
+       nearest. At least one example of the class stays in the training split. The borrowed example goes back when the
+       class grows. At the default fraction, the probability that the test split borrows from a class of 20 examples is
        1%.
     2. With `groups`, all examples of a group have one position. With few groups, the share of a split may differ from
        its fraction by more than a quarter. In that case, whole groups are moved until the share is as near as possible.
@@ -60,7 +60,7 @@ def assign_splits(
         test_fraction: Share of the examples to hold out for testing, like `validation_fraction`.
         seed: Salt of the hashes.
         stratify: See rule 1. It is ignored with `groups`.
-        groups: One group name per example.
+        groups: One group name per example, or None.
         have_forms: Whether keys that differ only in their Unicode form identify the same example. True for IDs, but not
             for file paths. Group names that differ only in their Unicode form are always the same group.
 

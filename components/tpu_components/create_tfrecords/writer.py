@@ -60,7 +60,7 @@ def write_records(params: WriteParams, directory: str | Path, data_version: str 
 
     Raises:
         InputError: If the source cannot be used or changes while it is read, too many inputs are unreadable, images
-            differ in shape with no rule to resize them, the disk is too small, or `directory` contains other files.
+            differ in shape and no parameter sets one shape, the disk is too small, or `directory` contains other files.
     """
     directory = Location(directory).as_path()
     plan = plan_dataset(params, data_version=data_version)
@@ -146,7 +146,7 @@ def write_files(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
             merger.add(task, part)
             bar.update(len(task.examples))
     if listing.corpus is None:
-        # Pictures that have lost their content are copies of each other, which may be an error next.
+        # Pictures that have lost their content are copies of each other, so the next lines may raise an error.
         say_losses(merger.totals, len(merger.examples))
         copies = merger.find_copies(survey.words if survey else None)
         kept = copies.without_leaks() if params.join_copies else copies.splits

@@ -35,7 +35,7 @@ _COMMANDS = {
     "beam": StepCommand(
         beam.write_with_beam,
         WriteParams,
-        "Plan, write and merge on the workers of an Apache Beam runner.",
+        "Write records with the workers of an Apache Beam runner.",
         {"output": _RECORDS, "data-version": _VERSION},
     ),
 }

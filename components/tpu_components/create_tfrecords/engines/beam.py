@@ -48,7 +48,8 @@ def write_with_beam(params: WriteParams, directory: Path, data_version: str = ""
         data_version: See `write_records`.
 
     Raises:
-        InputError: If Apache Beam is not installed, its options are wrong, or in the cases that `write_records` lists.
+        InputError: If Apache Beam is not installed, if its options are wrong, and in all cases that `write_records`
+            lists.
         PlatformError: If the runner's job fails.
     """
     if importlib.util.find_spec("apache_beam") is None and (python := _python_with_beam()):
@@ -90,7 +91,7 @@ def _write_by(python: str, params: WriteParams, directory: Path, data_version: s
     """Run `write_with_beam` in another Python process, which gets SIGTERM if this process is interrupted.
 
     Raises:
-        InputError: If the command reports a mistake of the user, or cannot be started.
+        InputError: If the command reports a user's mistake, or cannot be started.
         PlatformError: If the command fails.
     """
     words = [

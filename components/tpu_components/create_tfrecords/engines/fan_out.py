@@ -118,8 +118,8 @@ def write_parts(params: WriteParams, plan_dir: str, directory: str, number: int)
     Args:
         params: Parameters that `plan_parts` was called with.
         plan_dir: Folder that `plan_parts` wrote.
-        directory: Folder to write the parts to. Each range needs a separate local folder. Ranges may share a folder in
-            a bucket.
+        directory: Folder to write the parts to. Ranges can share a folder in a bucket, but each range needs a local
+            folder of its own.
         number: Number of the range, from 0 to `num_ranges - 1`.
 
     Raises:
@@ -155,7 +155,7 @@ def merge_parts(params: WriteParams, plan_dir: str, folders: Sequence[str], dire
         directory: Folder to write. It is written completely or not at all.
 
     Raises:
-        InputError: If a part is missing or belongs to another data set, or in the cases that `write_records` lists.
+        InputError: If a part is missing or belongs to another data set, and in all cases that `write_records` lists.
     """
     return merge(*_prepare_again(params, plan_dir), folders, directory)
 
