@@ -100,8 +100,8 @@ def _where(listing: Listing, params: WriteParams) -> str:
         return ", or use other groups"
     if params.task == CLASSIFICATION and params.stratify and listing.splits is None:
         return (
-            f": the largest class has {np.bincount(listing.labels).max()}, and each split takes one example of "
-            "every class"
+            f": the number of examples in the largest class is {np.bincount(listing.labels).max()}, and each split "
+            "takes one example of every class"
         )
     return ""
 

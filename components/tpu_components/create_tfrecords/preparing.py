@@ -62,7 +62,7 @@ class Survey:
 
 
 def list_common(counts: Counter[bytes]) -> dict[str, int]:
-    """Return the counts of the `_MOST_COMMON` most frequent words. The key `""` has the count of all others."""
+    """Return the counts of the `_MOST_COMMON` most frequent words. The key `""` has the total of all others."""
     ranked = heapq.nsmallest(_MOST_COMMON, counts.items(), key=lambda item: (-item[1], item[0]))
     common = {word.decode(): count for word, count in ranked}
     return {**common, "": counts.total() - sum(common.values())}
@@ -174,7 +174,7 @@ class Prepared:
         return 1 if self.plan.listing.corpus is not None else -(-self.plan.num_examples // self._most_per_task)
 
     def cut(self, num_workers: int) -> list[WorkerTask]:
-        """Divide the data set into tasks, in storage order, several for each worker."""
+        """Divide the data set into tasks, several for each worker. Return the tasks in storage order."""
         task_examples = share_out(
             self.plan.num_examples, self._most_per_task, min(num_workers, self._num_useful_workers)
         )

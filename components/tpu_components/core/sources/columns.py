@@ -98,7 +98,7 @@ class Pieces(Sequence[bytes]):
         return bytes(self._content[begin : self._ends[place]])
 
     def at(self, places: np.ndarray) -> list[bytes]:
-        """Return the byte strings at the indices `places`, int[count], three times as fast as one by one."""
+        """Return the byte strings at the indices `places`, int[count]. Three times as fast as reading single ones."""
         places = np.asarray(places)
         content = memoryview(self._content)
         begins = np.where(places > 0, self._ends[places - 1], 0).tolist() if len(places) else []
@@ -142,7 +142,7 @@ class Names(Sequence[str]):
 
     @classmethod
     def of_hashes(cls, hashes: np.ndarray) -> Self:
-        """Return hashes, uint64[count], as hexadecimal digits of their little-endian bytes.
+        """Return a name for each hash, uint64[count]: the hexadecimal digits of its little-endian bytes.
 
         Example:
             >>> Names.of_hashes(np.array([1, 0xAB00], np.uint64))[1]
@@ -228,7 +228,7 @@ def _digest(version: str) -> int:
 
 
 class NumbersBuilder:
-    """Growing array of non-negative integers. All take 4 bytes each, or 8 if any integer needs 8 bytes."""
+    """Growing array of non-negative integers. Each integer takes 4 bytes, or 8 if any of them needs 8."""
 
     def __init__(self) -> None:
         self._numbers = array.array("I")

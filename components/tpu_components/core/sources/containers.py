@@ -73,7 +73,7 @@ def split_pattern(location: Location) -> tuple[Location, str]:
 
 
 def stored_files(containers: Sequence[Container]) -> tuple[storage.StoredFile, ...]:
-    """Return the files in the form of `Listing.containers`, with their paths as names."""
+    """Return the files as `StoredFile` objects, as `Listing.containers` needs them. Their names are their paths."""
     return tuple(storage.StoredFile(path, num_bytes, version) for path, _, num_bytes, version in containers)
 
 
@@ -133,7 +133,7 @@ def _match(containers: Sequence[Container], location: str, patterns: Mapping[str
         belongs = f"matches the patterns of {' and '.join(splits)}" if splits else "matches no pattern"
         raise InputError(
             f"The file {name!r} in {location} {belongs}: expected every file in exactly one split. Correct "
-            "data.split_files, or name fewer files in the source."
+            "data.split_files, or use a source with fewer files."
         )
     return [split for (split,) in matching]
 

@@ -76,7 +76,7 @@ class Table:
         return f"line {number:d}" if self.row_names is None else self.row_names[number]
 
     def key_of(self, number: int) -> str:
-        """Return the key of a row without a file, for example `line/00000017`."""
+        """Return the key of a row that has no image file, for example `line/00000017`."""
         kind, _, name = self.name_of(number).partition(" ")
         return f"{kind}/{name.zfill(8) if name.isdecimal() else name}"
 

@@ -46,9 +46,10 @@ class Chosen:
         labelled: Whether labels, splits and weights are used. If false, the only fields that are used besides the image
             or text are those that are copied to the output next to each prediction.
         content: `image` or `text`.
-        names: Field for each role that the source has: `image` or `text`, `label`, `split`, `id` and `weight`.
+        names: Name of the field for each role that the source has: `image` or `text`, `label`, `split`, `id` and
+            `weight`.
         notes: Messages to the user about fields whose role was guessed from their names.
-        class_names: Class names, in the order of labels that are stored as indices; empty if unknown.
+        class_names: Names of the classes 0, 1 and so on, if the labels are stored as indices. Empty if unknown.
     """
 
     params: WriteParams

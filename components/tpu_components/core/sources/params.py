@@ -81,7 +81,7 @@ class WriteParams:
             image files. `auto` is `raw` for arrays and for images up to 64×64×3, `resized` if photos are more than a
             tenth larger than image_size, and otherwise `encoded`.
         jpeg_quality: Quality of `resized` images, from 1 to 100.
-        crop_margin: Fraction by which `resized` images are stored larger than `image_size`, so that random crops in
+        crop_margin: Fraction by which stored `resized` images are larger than `image_size`, so that random crops in
             training contain only real pixels. Evaluation and serving use the centre of the images.
         vocabulary_size: Number of token IDs for texts, including the IDs for padding and unknown words. The other IDs
             are for the most frequent words of the training split.
@@ -256,7 +256,7 @@ class WriteParams:
 
 @dataclasses.dataclass(frozen=True)
 class WriteResult:
-    """Result of create_tfrecords: numbers of examples, quarantined inputs and shards, and the fingerprint."""
+    """Result of create_tfrecords: counts of examples, quarantined inputs and shards, and a digest of the content."""
 
     num_examples: int
     split_examples: dict[str, int]

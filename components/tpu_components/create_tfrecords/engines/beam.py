@@ -37,7 +37,7 @@ _PYTHON_VARIABLE = "TPU_PIPELINES_BEAM_PYTHON"
 
 
 def write_with_beam(params: WriteParams, directory: Path, data_version: str = "") -> WriteResult:
-    """Write the same records as `write_records` with the workers of a Beam runner.
+    """Write the same records as `write_records`, but with the workers of a Beam runner.
 
     If Beam is not installed, another Python interpreter runs this function: the one that TPU_PIPELINES_BEAM_PYTHON
     names, or the one in the environment that `make beam-env` created next to this environment.

@@ -161,7 +161,7 @@ def merge_parts(params: WriteParams, plan_dir: str, folders: Sequence[str], dire
 
 
 def merge(planned: PartsPlan, prepared: Prepared, folders: Sequence[str], directory: Path) -> WriteResult:
-    """Merge the parts of all ranges into records, like `merge_parts`, with a data set that is already prepared."""
+    """Merge the parts of all ranges into records like `merge_parts`, for a data set that is already prepared."""
     tasks = prepared.cut(planned.num_ranges)
 
     def read_parts() -> Written:
