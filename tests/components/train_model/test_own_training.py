@@ -476,11 +476,11 @@ def small(tiny, tmp_path):
         ),
         (
             "callbacks = [keras.callbacks.BackupAndRestore('backup')]",
-            "BackupAndRestore is not supported. An interrupted training resumes without it. Remove it",
+            "BackupAndRestore is not supported. An interrupted training run resumes without it. Remove it",
         ),
         (
             "callbacks = [keras.callbacks.TerminateOnNaN()]",
-            "TerminateOnNaN is not supported. A training that diverges stops without it. Remove it",
+            "TerminateOnNaN is not supported. A training run that diverges stops without it. Remove it",
         ),
         (
             "callbacks = [keras.callbacks.EarlyStopping(restore_best_weights=True)]",
@@ -545,7 +545,7 @@ def test_a_callback_that_stops_a_training_is_told(small, digits_records, tmp_pat
 
 def test_a_schedule_that_cannot_be_copied_is_refused(small, digits_records, tmp_path):
     with pytest.raises(
-        InputError, match=r"Cannot copy the model's optimizer SGD, .*'Schedule' must override `get_config"
+        InputError, match=r"Cannot copy the model's optimizer SGD, although .*: .*'Schedule' must override `get_config"
     ):
         train_model(
             small(optimizer="keras.optimizers.SGD(Schedule())", learning_rate=0.001), digits_records, tmp_path / "model"

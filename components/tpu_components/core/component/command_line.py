@@ -202,7 +202,7 @@ class StepCommand(NamedTuple):
 
 
 def run_commands(program: str, description: str, commands: Mapping[str, StepCommand]) -> int:
-    """Run one of several commands, which the first argument of the command line names. Return the exit code."""
+    """Run the command that the first argument of the command line names. Return the exit code."""
     parser = ArgumentParser(prog=program, description=description)
     parsers = parser.add_subparsers(dest="command", required=True)
     for name, command in commands.items():

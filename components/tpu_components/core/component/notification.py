@@ -96,7 +96,7 @@ def post(address: str, text: str, backoff: Backoff | None = None) -> None:
     """Send a message to a webhook as the JSON that chat services accept: `{"text": …}`.
 
     Args:
-        address: The webhook's URL. If the URL is a secret, give a file on gs:// or s3:// that contains it.
+        address: The webhook's URL. If the URL is a secret, pass the path of a file on gs:// or s3:// that contains it.
         text: The message.
         backoff: Retry policy; the default gives up after 5 minutes.
 
@@ -144,7 +144,7 @@ def _host_of(url: str, address: str) -> str:
 
     Args:
         url: The URL.
-        address: Source of the URL. The name of a file is not secret.
+        address: The URL, or the path of the file that contains it. A path is not secret, so the message names it.
 
     Raises:
         InputError: If the URL is not a valid URL of a webhook. The message does not contain the URL, which may be a

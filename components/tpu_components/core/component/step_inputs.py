@@ -13,13 +13,13 @@ def params_from(inputs: Mapping[str, Any], params: type[P]) -> P:
     """Build a Params dataclass from the inputs that have the names of its fields.
 
     Args:
-        inputs: Arguments of a component by name. Other names, such as those of artifacts, are ignored. A removed field
-            must be empty. A renamed field may have its old name.
+        inputs: Arguments of a component by name. Other names, such as those of artifacts, are ignored. An input
+            with the name of a removed field must be empty. A renamed field can have its old name.
         params: The dataclass. A field that is a dataclass is built from the input with its name or, if there is no
             input with its name, from all of `inputs`.
 
     Raises:
-        InputError: If a value has another type, or `params` rejects it.
+        InputError: If a value has the wrong type, or `params` rejects it.
 
     Example:
         >>> from tpu_components.export_model import ExportParams

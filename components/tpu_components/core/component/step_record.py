@@ -51,7 +51,7 @@ class StepRecord(JsonFile, name=STEP_RECORD_FILE, what="the record of a step", s
 
 @contextlib.contextmanager
 def step_record(step: str, artifact_path: str) -> Iterator[None]:
-    """Write `step.json` next to `artifact_path` when the block ends. Exceptions are recorded and raised again.
+    """Write `step.json` next to `artifact_path` when the `with` block ends. Exceptions are recorded and raised again.
 
     If several hosts train together, only host 0 writes the file. SIGTERM raises `Terminated` in the block.
     """

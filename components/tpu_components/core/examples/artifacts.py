@@ -119,8 +119,9 @@ class Split:
 
     Attributes:
         num_examples: Number of examples in all shards.
-        class_counts: Number of examples per class, in the order of the class names. For multi-label data, each label
-            counts. For a corpus, number of times that each character is predicted. Empty for a regression.
+        class_counts: Number of examples per class, in the order of the class names. In multi-label data, an example
+            counts for each of its labels. In a corpus, the count is how often a character is predicted. Empty for a
+            regression.
         shards: The TFRecord files, in order.
         statistics: Counts by name. For images, if not 0: `num_turned` (photos that were rotated according to EXIF),
             `num_few_levels` and `num_only_alpha` (see `images.LOSSES`). For texts: `num_truncated`, `num_padded`,
@@ -133,8 +134,8 @@ class Split:
             light), `height` and `width` (pixels of the file). For texts: `words`, `unknown_share` (share of words
             outside the vocabulary) and `word_length` (bytes). For multi-label data: `labels` per example. Empty in
             older files.
-        independence: Effective sample size divided by the number of examples, by name of the figure. The name `classes`
-            is for the class shares. A value is below 1 if the examples of a group are alike. Empty without
+        independence: For each figure, by name, the effective sample size divided by the number of examples. The entry
+            `classes` is for the class shares. A value is below 1 if the examples of a group are alike. Empty without
             `data.group_column`.
     """
 
@@ -156,7 +157,7 @@ class Quarantined:
 
 
 class _FlatInput:
-    """Base of JSON files that have the fields of the model's input at the top level.
+    """Base class for JSON files that have the fields of the model's input at the top level.
 
     In the file, `input` is the kind of the input, such as `image`.
     """
@@ -190,12 +191,13 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
         class_names: Class names. A label is the index of a class name. For a regression, the names of the targets.
         splits: Splits by name, without empty splits.
         quarantined: Inputs that were quarantined.
-        common_words: Counts of the most frequent words in the training split. The count of all other words is stored
-            for the empty word. Empty for images and in older files.
+        common_words: Counts of the most frequent words in the training split. The entry for the empty word is the
+            count of all other words. Empty for images and in older files.
         num_left_out: Number of examples that are in no split because they are copies of held-out examples.
-        columns: The source's name for each of this project's column names, as in `data.columns`. Empty in older files.
-        feature_names: The stored name for each of this project's feature names, for records that another program has
-            written. Names that are equal are left out.
+        columns: For each of this project's column names, the name in the source, as in `data.columns`. Empty in older
+            files.
+        feature_names: For records that another program wrote: for each of this project's feature names, the name in
+            the records. Names that are equal are left out.
         compression: Compression of the shards, `GZIP` or empty.
     """
 
@@ -271,6 +273,8 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
 
     def check_shards(self, directory: Path, verify: bool = True, share: Share = WHOLE) -> None:
         """Check the size of every shard. With `verify`, also check the checksums of the shards in this host's share.
+
+        The checksums of shards in a bucket are always checked, because the bucket stores them.
 
         Raises:
             InputError: If a shard does not match the manifest.

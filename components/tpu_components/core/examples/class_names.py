@@ -1,13 +1,13 @@
 """Rules for class names and missing labels, the same for every source.
 
-Class names are texts in Unicode NFC, without surrounding spaces. The decimal point of a whole number is removed: `1.0`
-becomes the class `1`, because pandas writes `1.0` for `1` if another cell of the column is empty. All other texts stay
-as they are, for example `007`, `1e3` and `1.5`.
+Class names are texts in Unicode NFC, without surrounding spaces. A whole number loses its decimal point and zeros:
+`1.0` becomes the class `1`, because pandas writes `1.0` for `1` if another cell of the column is empty. All other texts
+stay as they are, for example `007`, `1e3` and `1.5`.
 
-A label is missing if it is empty, null, or a text that libraries write for a missing value: `nan` in any case, `<NA>`,
-`NaT` and `#N/A`. `None`, `NA` and `null` are classes, because they are also used as names. `-1` is a class too, unless
-the source uses `-1` for a missing label, as Hugging Face does. `data.class_names` overrides these rules: a listed name
-is a class, and `-1` is a missing label if it is not listed.
+A label is missing if it is empty, null, or a text that libraries write for a missing value: `nan` (also with capitals
+or a minus sign), `<NA>`, `NaT` and `#N/A`. `None`, `NA` and `null` are classes, because they are also used as names.
+`-1` is a class too, unless the source uses `-1` for a missing label, as Hugging Face does. `data.class_names` overrides
+these rules: a listed name is a class, and `-1` is a missing label if it is not listed.
 """
 
 import math
@@ -32,7 +32,7 @@ _OFTEN_MISSING = frozenset(
     )
 )
 _QUOTES = "\"'\u2018\u2019\u201c\u201d\u00ab\u00bb"
-# They choose between looks of the character before them, such as text and emoji.
+# Variation selectors. They choose how the preceding character looks, for example as text or as an emoji.
 _SELECTORS = re.compile("[\ufe00-\ufe0f]")
 _WHOLE = re.compile(r"(-?(?:0|[1-9][0-9]*))\.0*")
 
@@ -93,9 +93,9 @@ def missing_labels(class_names: Collection[str] = ()) -> frozenset[str]:
 
 
 def notes_on(class_names: Sequence[str]) -> list[str]:
-    """Return a warning for each problem of class names, for example names that look like missing labels.
+    """Return a warning for each problem with class names, for example names that look like missing labels.
 
-    Names with control characters and different spellings of one class are reported, too.
+    Names with control characters and different spellings of one class are also problems.
 
     Args:
         class_names: Names of the classes in the data, from `class_name`.

@@ -87,8 +87,8 @@ class Cut:
     def draw_order(self, seed: int, epoch: int) -> np.ndarray:
         """Draw a random order of this host's examples for an epoch, int32[steps, own_batch].
 
-        Each row has the indices of the examples in this host's part of a batch. Every example of the share occurs once.
-        The examples at the start of the order are repeated to fill the last batch.
+        Each row has the indices of the examples in this host's part of a batch. Every example of the share occurs once,
+        except that the examples at the start of the order are repeated to fill the last batch.
 
         Args:
             seed: Seed of the training run.
@@ -204,7 +204,7 @@ def is_resident(residency: str, backend: str, decoded_bytes: int, in_memory_mib:
     The result is True if `residency` is not `host`, the backend is JAX, and the split fits in `in_memory_mib` of RAM.
 
     Raises:
-        InputError: If `residency` is `device`, but the other two conditions are not met.
+        InputError: If `residency` is `device`, but the backend is not JAX or the split does not fit in RAM.
     """
     is_held = is_held_in_memory(decoded_bytes, in_memory_mib)
     if residency == DEVICE and backend != "jax":

@@ -44,8 +44,8 @@ def draw(probabilities: np.ndarray, temperatures: np.ndarray, random: np.random.
 
     Args:
         probabilities: Probabilities of the characters, float[N, classes].
-        temperatures: float[N]. 1 draws by the probabilities, smaller values prefer likely characters, and 0 always
-            returns the most likely character.
+        temperatures: float[N]. 1 uses the probabilities as they are, smaller values prefer likely characters, and 0
+            always returns the most likely character.
         random: Random generator. One number per text is drawn from it.
 
     Example:

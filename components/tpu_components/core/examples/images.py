@@ -105,7 +105,8 @@ class Picture(NamedTuple):
 
     Attributes:
         pixels: uint8[height, width, channels], converted by the `ImageRule`.
-        size: (height, width) as stored in the file, before resizing and rotation. For TIFF, after rotation.
+        size: (height, width) as stored in the file, before resizing and rotation. For TIFF files, the size after
+            rotation.
         was_turned: Whether the image was rotated or mirrored, because of its EXIF orientation.
         jpeg: Colour space of a JPEG file (see `jpeg_header`), or an empty string for every other image.
         has_few_levels: Whether the file has 16 bits per channel but uses so few of them that at most 64 of 256 levels
@@ -626,7 +627,7 @@ def _is_only_alpha(image: Any, converted: Any) -> bool:
 
 @contextlib.contextmanager
 def _naming_damage(brand: str = "") -> Iterator[None]:
-    """Convert all errors of Pillow in the block to UnreadableImageError.
+    """Convert all errors that Pillow raises in the `with` block to UnreadableImageError.
 
     `brand` is the format of a HEIC or AVIF file, for the message, otherwise empty.
     """
@@ -678,7 +679,7 @@ def encode_png(pixels: np.ndarray) -> bytes:
 
 
 def are_other_pixels(array: np.ndarray) -> bool:
-    """Return whether an array has pixels of another type than uint8: floats in [0, 1], or integers up to 255."""
+    """Return whether an array has pixels of a type other than uint8: floats in [0, 1], or integers up to 255."""
     if array.dtype == np.uint8 or array.dtype.kind not in "fiu" or not array.size or array.min() < 0:
         return False
     return bool(array.max() <= 1 if array.dtype.kind == "f" else 1 < array.max() <= 255)

@@ -115,7 +115,7 @@ class ImageInput:
 
 
 def as_fields(inputs: Any) -> dict[str, Any]:
-    """Return the fields of an input for a file. A margin of zero is left out, as in files from earlier versions."""
+    """Return the fields of an input as a file stores them. A margin of 0 is left out, as in earlier versions' files."""
     fields = dataclasses.asdict(inputs)
     return fields if any(fields.get("margin", ())) else {k: v for k, v in fields.items() if k != "margin"}
 
@@ -353,7 +353,7 @@ class Regression(Task):
         return standardised_squared_error
 
     def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return the mean over each example's targets of the squared error in standard deviations, float64[batch]."""
+        """Return each example's squared error in standard deviations, averaged over its targets, float64[batch]."""
         return np.square((targets.astype(np.float64) - outputs) / self.std).mean(axis=1)
 
     def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
@@ -408,7 +408,7 @@ TASKS = {task.name: task for task in (Classification(), MultiLabel(), Regression
 
 
 def judged_figure(metrics: Mapping[str, Any]) -> str:
-    """Return the name of the metric by which the gate compares models with these `metrics` by default.
+    """Return the name of the metric that the gate compares by default for models with these `metrics`.
 
     Return an empty string if `metrics` does not contain the judged metric of any task.
     """

@@ -20,8 +20,8 @@ _ENTRY_BYTES = 12
 def read_orientation(encoded: Any) -> Any:
     """Return the EXIF orientation of an image file, a scalar int64 from 1 (upright) to 8.
 
-    It is 1 for files without this tag, for formats other than JPEG and PNG, and for damaged metadata. An orientation
-    that is stored elsewhere, such as in XMP, is not read.
+    The result is 1 for files without an EXIF orientation, for formats other than JPEG and PNG, and for damaged
+    metadata. An orientation that is stored elsewhere, such as in XMP, is not read.
 
     The metadata of a JPEG file are segments: a marker, the length, and the content. Those of a PNG file are chunks: the
     length, the name, the content, and a checksum. EXIF data are a TIFF file, whose first directory has the tag.
@@ -35,7 +35,7 @@ def read_orientation(encoded: Any) -> Any:
     is_jpeg = tf.io.is_jpeg(encoded)
 
     def number(at: Any, num_bytes: int, is_little_endian: Any = False) -> Any:
-        """Return the unsigned number at an offset, or at several. Bytes after the end are 0."""
+        """Return the unsigned number at an offset, or at each of several offsets. Bytes after the end are 0."""
         read = [tf.gather(head, tf.minimum(at + i, end)) for i in range(num_bytes)]
         big = sum(byte * 256**i for i, byte in enumerate(reversed(read)))
         little = sum(byte * 256**i for i, byte in enumerate(read))

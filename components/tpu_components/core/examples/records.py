@@ -55,7 +55,7 @@ _GREY_WEIGHTS = (19595, 38470, 7471)  # ITU-R 601 luma of red, green and blue, i
 
 
 class DamagedRecordError(UnreadableError):
-    """A TFRecord file is damaged, or one of its records. The message is the reason, without the file name."""
+    """A TFRecord file or one of its records is damaged. The message is the reason, without the file name."""
 
 
 # tensorflow/core/example/example.proto and feature.proto as a FileDescriptorProto, in protobuf's text format.
@@ -196,7 +196,7 @@ def open_records(path: str) -> Iterator[BinaryIO]:
 
 
 def is_gzip(file: BinaryIO) -> bool:
-    """Return whether a TFRecord file is compressed with GZIP. The file must be at its start, and is rewound to it.
+    """Return whether a TFRecord file is compressed with GZIP. The position in the file must be 0, and is 0 afterwards.
 
     An uncompressed file may begin with the same bytes as GZIP, so the checksum in its first record header is tested,
     too.
@@ -310,15 +310,15 @@ def shard_paths(directory: Path, manifest: Manifest, split: str) -> list[str]:
 
 
 def open_shards(files: Any, manifest: Manifest, buffer_bytes: int | None = None) -> Any:
-    """Return a tf.data.Dataset of the serialized examples in some shards of a data set. `files` are their paths."""
+    """Return a tf.data.Dataset of the serialized examples in some shards, whose paths are `files`."""
     return tf.data.TFRecordDataset(files, manifest.compression, buffer_bytes)
 
 
 def read_shard(directory: Path, manifest: Manifest, shard: Shard) -> Generator[dict[str, list[Any]], None, None]:
     """Yield the features of every record in a shard, as {name: list of values}.
 
-    If another program has written the records, their features also get this project's names. A record without a key
-    gets the key `FILE[NUMBER]`.
+    If another program wrote the records, their features are also included under this project's names. A record without
+    a key gets the key `FILE[NUMBER]`.
 
     Raises:
         DamagedRecordError: If a record is damaged.
@@ -522,7 +522,7 @@ def load_split(
 
 
 def input_bytes(inputs: AnyInput, with_margin: bool = False) -> int:
-    """Return the size of one example's input in memory, in bytes. With `with_margin`, the margin of images counts."""
+    """Return the size of one example's input in memory, in bytes, with or without the margin of images."""
     return math.prod(inputs.fed_shape if with_margin else inputs.shape) * np.dtype(inputs.dtype).itemsize
 
 

@@ -73,8 +73,8 @@ def load_slices(records_dir: Path, split: str) -> dict[str, np.ndarray]:
     """Return the slice values of a split's examples, in stored order.
 
     Returns:
-        For each slice column name, the values of the examples, str[num_examples]. For images also `size`, the number of
-        pixels, int32[num_examples], unless a column has this name.
+        For each slice column name, the values of the examples, str[num_examples]. For images, there is also `size`, the
+        number of pixels, int32[num_examples], unless a column has this name.
 
     Raises:
         InputError: If the file is damaged.

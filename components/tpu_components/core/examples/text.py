@@ -352,7 +352,9 @@ class Tokenizer:
         try:
             encoded = self.encode(text.encode())
         except UnicodeEncodeError as error:
-            raise InputError(f"expected text that UTF-8 can encode. Received: {error}.") from error
+            raise InputError(
+                f"the text cannot be encoded as UTF-8 ({error}). Remove or replace the invalid characters."
+            ) from error
         if not encoded.num_tokens:
             raise InputError("expected a text with at least one word. Received: a text without a word.")
         return encoded.ids

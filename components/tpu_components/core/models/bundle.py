@@ -1,4 +1,4 @@
-"""Bundles: a user's model packed into one file with its code and data, so that the model can run on another machine.
+"""Bundles, which pack a user's model with its code and data into one file, so that it can run on another machine.
 
 A bundle is a zip archive, or the `.keras` file of a model that Keras saved. The archive contains the model's file, the
 modules that this file imports, and the data files that these modules name. It does not contain the standard library,
@@ -198,7 +198,7 @@ def open_bundle(content: bytes, digest: str, where: str) -> Opened:
     Args:
         content: Bytes of the bundle.
         digest: Expected SHA-256 of the content.
-        where: Path of the bundle. Its suffix tells the format, and error messages contain it.
+        where: Path of the bundle, for error messages. The suffix of the path determines the format.
 
     Raises:
         InputError: If the digest is wrong, or the bundle is damaged.
@@ -238,11 +238,11 @@ def _scratch() -> Path:
 
 @contextlib.contextmanager
 def importing_from(opened: Opened) -> Iterator[None]:
-    """Within the block, import a bundle's modules from its folder, even if other modules have the same names.
+    """Import a bundle's modules from its folder in a `with` block, even if other modules have the same names.
 
     If modules with these names were imported before the block, they are restored after it. Otherwise the bundle's
-    modules stay imported. The import statements of a bundle's modules find the modules of the same bundle also after
-    the block, for example when a layer is called.
+    modules stay imported. Import statements in a bundle's modules find the modules of the same bundle even after the
+    block, for example when a layer is called.
     """
     with _importing(opened, {}):
         yield
@@ -287,7 +287,7 @@ def _finder(folder: Path, opened: Opened, own: dict[str, ModuleType]) -> FileFin
 
 
 class _Loader(SourceFileLoader):
-    """Loads a module of a bundle, whose import statements, also those in functions, find the bundle's modules."""
+    """Loads a module of a bundle. Its import statements, even those in functions, find the bundle's modules."""
 
     def __init__(self, opened: Opened, own: dict[str, ModuleType], name: str, path: str):
         super().__init__(name, path)

@@ -50,7 +50,7 @@ class StepModel:
         if not self._sizes:
             raise InputError(
                 f"The language model {model.name!r} has no memory: expected at least one layer of type "
-                f"{', '.join(_RECURRENT)}, received none. Add such a layer."
+                f"{', '.join(_RECURRENT)}, received none. Add one of these layers."
             )
         self.state_size = sum(self._sizes)
 

@@ -97,8 +97,8 @@ def check_model(name: str, parameters: Mapping[str, Any] | None = None) -> None:
     """Check, without importing Keras, that a model's name can be resolved.
 
     Raises:
-        InputError: If `name` is not a registered name, an existing `.py` or `.keras` file, `module:function`, or the
-            reference of a bundle, or if a parameter is unknown.
+        InputError: If a parameter is unknown, or if `name` is not a registered name, an existing `.py` or `.keras`
+            file, `module:function`, or the reference of a bundle.
     """
     if is_reference(name):  # The bundle is checked when it is opened, possibly on another machine.
         return
@@ -283,7 +283,7 @@ def _builder(name: str) -> tuple[Callable[..., Any], Mapping[str, Any]]:
 
 
 def _is_torch(value: Any) -> bool:
-    """Return whether a value is a module, class or instance of PyTorch, or of a subclass."""
+    """Return whether a value is a Python module of PyTorch, or a PyTorch class, its subclass or an instance of one."""
     if inspect.ismodule(value):
         return value.__name__.partition(".")[0] in _TORCH_PACKAGES
     kinds = value.__mro__ if isinstance(value, type) else type(value).__mro__
@@ -298,7 +298,7 @@ def explain(error: Exception) -> str:
 
 
 def _place_of(error: Exception) -> str:
-    """Return the last line of user code in an error's traceback, as ` (model.py, line 3)`.
+    """Return the place of the last line of user code in an error's traceback, as ` (model.py, line 3)`.
 
     Return an empty string if the traceback contains no user code.
     """
@@ -333,8 +333,8 @@ def build_model(
 
     Raises:
         InputError: If the model cannot be imported, does not accept the parameters, has a `train_step` or
-            `compute_loss` that would not be used, or does not fit the data set in shape or activation; or if a `.keras`
-            file contains custom code.
+            `compute_loss` that training could not use, does not fit the data set in shape or activation, or is a
+            `.keras` file with custom code.
     """
     if is_reference(name):
         opened = fetch(name)
@@ -507,7 +507,7 @@ def _advise_on_shape(name: str, model: Any, interface: Interface) -> str:
 
 
 def _advise_on_data(batch_shape: Any, interface: Interface) -> str:
-    """Return advice on how to give the data the input shape of a saved model, `batch_shape`."""
+    """Return advice on how to convert the data to a saved model's input shape, `batch_shape`."""
     shape = batch_shape[1:] if isinstance(batch_shape, tuple) else ()
     if None not in shape and len(shape) == len(interface.input.shape):
         if isinstance(interface.input, ImageInput) and shape[-1] in (1, 3):
@@ -520,8 +520,8 @@ def _advise_on_data(batch_shape: Any, interface: Interface) -> str:
 def _brought(name: str, model: Any, module: Mapping[str, Any]) -> Brought:
     """Return the training settings that come with a model.
 
-    The function or Keras loss `loss`, and the functions or lists `metrics` and `callbacks` of the model's module
-    override the settings of the model's `compile`.
+    The model's module can define `loss` (a function or a Keras loss), `metrics` and `callbacks` (functions or lists).
+    These override the settings of the model's `compile`.
     """
     compiled = model._compile_config.config if model.compiled else {}
     forms = {"loss": keras.losses.Loss, "metrics": list | tuple, "callbacks": list | tuple}
@@ -571,8 +571,8 @@ def _called_on_input(name: str, model: Any, interface: Interface) -> Any:
         kind = type(model).__name__
         raise InputError(
             f"Cannot train the model {name!r} with its own {own}: the model is saved as a functional model, which does "
-            f"not have the methods of the class {kind}. Return {kind}(inputs, outputs) with inputs = keras.Input(…) "
-            f"from {_BUILDER}, or remove {own}. To add a term to the loss, you can instead call add_loss in a layer."
+            f"not have the methods of the class {kind}. In {_BUILDER}, return {kind}(inputs, outputs), where inputs is "
+            f"a keras.Input(…), or remove {own}. To only add a term to the loss, call add_loss in a layer instead."
         )
     inputs = keras.Input(interface.input.shape, dtype=interface.input.dtype)
     if isinstance(model, keras.Sequential):
@@ -641,9 +641,9 @@ def _overflowing_operation(model: Any) -> str:
 
 
 def _layer_for_floats(model: Any) -> str:
-    """Return the name of a layer that receives integers but needs floats. Return an empty string if there is none.
+    """Return the name of a layer that receives integers but needs floats, or "" if the model has none.
 
-    With JAX, such a layer works. With TensorFlow, which evaluates and serves every model, it does not.
+    Such a layer works with JAX, but not with TensorFlow, which evaluates and serves every model.
     """
     for layer in model._flatten_layers(include_self=False):
         tensors = [tensor for node in layer._inbound_nodes for tensor in node.input_tensors]
@@ -655,7 +655,10 @@ def _layer_for_floats(model: Any) -> str:
 
 
 def _may_scale(model: Any) -> bool:
-    """Return whether a model may scale its input: a layer scales or normalises, or is not part of Keras."""
+    """Return whether a model may scale its input.
+
+    It may if one of its layers scales or normalises, is a Lambda layer, or is not part of Keras.
+    """
     parts = [type(part) for part in getattr(model, "operations", model.layers)]
     return any(
         not part.__module__.startswith("keras.src.layers.")
@@ -672,8 +675,8 @@ def _run_builder(name: str, interface: Interface, parameters: Mapping[str, Any])
     wanted = [name for name in required if name in FACTS and name not in facts]
     if wanted:
         raise InputError(
-            f"The model {name!r} needs {', '.join(wanted)}, which data of {interface.input.plural} for "
-            f"{interface.task.name} do not have. Choose a model whose function takes {', '.join(facts)}, or change "
+            f"The model {name!r} needs {', '.join(wanted)}, which the data ({interface.input.plural} for "
+            f"{interface.task.name}) do not have. Choose a model whose function takes {', '.join(facts)}, or change "
             "data.task."
         )
     try:

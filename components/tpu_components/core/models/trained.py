@@ -25,8 +25,8 @@ from tpu_components.core.models.language_model import StepModel
 from tpu_components.core.models.lookup import bundle_of, explain
 from tpu_components.core.models.saved_model import SavedModel, digest_files
 
-# Keys of architecture.json: the SHA-256 of `code.zip`, the Keras configurations of the additional metrics, and instead
-# of everything else a SavedModel that another program wrote.
+# Keys of architecture.json: the SHA-256 of `code.zip`, and the Keras configurations of the additional metrics. For a
+# SavedModel that another program wrote, the file contains only the third key.
 _CODE, _METRICS, _SAVED_MODEL = "code_sha256", "metrics", "saved_model"
 
 
@@ -64,7 +64,7 @@ def _config_of(model: Any) -> dict[str, Any]:
 
 
 def _in_float32(item: dict[str, Any]) -> dict[str, Any]:
-    """Replace a mixed-precision policy in a configuration by float32."""
+    """Replace a mixed-precision policy in a configuration with float32."""
     is_mixed = item.get("class_name") == "DTypePolicy" and item["config"]["name"].startswith("mixed_")
     return {**item, "config": {"name": "float32"}} if is_mixed else item
 

@@ -1,4 +1,4 @@
-"""Resume state: a folder with finished pieces of work, local or in a bucket. A later process continues from it.
+"""Resume state: a folder, local or in a bucket, with finished pieces of work from which a later process continues.
 
 ROOT/begun.json       digest of everything that the pieces depend on
 ROOT/whole/NAME       a piece
@@ -52,8 +52,8 @@ class ResumeState:
     def begin(self, digest: str) -> Self:
         """Create the folder for the work with this digest, or continue with an existing folder. Return this object.
 
-        Pieces of the same work, which a killed run has finished, are kept. Pieces of other work in a local folder are
-        removed.
+        Pieces of the same work that an interrupted process finished are kept. Pieces of other work in a local folder
+        are removed.
 
         Raises:
             InputError: If the folder is in a bucket and belongs to other work.
@@ -149,9 +149,9 @@ class ResumeState:
 
 @contextlib.contextmanager
 def giving_up(*folders: ResumeState) -> Iterator[None]:
-    """If the block raises InputError, mark the folders so that later attempts do not reuse their finished pieces.
+    """If the `with` block raises InputError, mark the folders so that their finished pieces are not used again.
 
-    The block should check the data of the pieces: an InputError means that the data changed while they were read.
+    The block should check the data of the pieces. An InputError means that the data changed while they were read.
     """
     try:
         yield
@@ -191,7 +191,7 @@ def gather(
         fields: Types of the fields of the notes; see `ResumeState.read`.
 
     Raises:
-        InputError: If a folder belongs to other work or a piece is missing. During the iteration: if a piece is
+        InputError: If a folder belongs to other work, or a piece is missing. During the iteration, if a piece is
             damaged.
     """
     if others := [folder.root for folder in folders if not folder.holds(digest)]:

@@ -54,7 +54,7 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any, seconds: flo
     Args:
         function: Function of a module.
         arguments: Arguments of the function.
-        seconds: Time limit for the call.
+        seconds: Time limit for the call, in seconds, or None for no limit.
 
     Raises:
         InputError, PlatformError: If the function raises one of them.

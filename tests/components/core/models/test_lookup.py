@@ -197,9 +197,11 @@ def test_one_function_builds_models_of_images_and_of_texts(tmp_path):
 def test_model_of_the_other_kind_of_data_is_refused_in_words(tmp_path):
     path = tmp_path / "words.py"
     path.write_text(_TEXT_SOURCE)
-    with pytest.raises(InputError, match=r"words\.py' needs vocabulary_size, num_tokens, which data of images for"):
+    with pytest.raises(
+        InputError, match=r"words\.py' needs vocabulary_size, num_tokens, which the data \(images for classification\)"
+    ):
         build_model(str(path), _DIGITS, {})
-    with pytest.raises(InputError, match=r"'digits_cnn' needs image_shape, which data of texts for"):
+    with pytest.raises(InputError, match=r"'digits_cnn' needs image_shape, which the data \(texts for "):
         build_model("digits_cnn", _REVIEWS, {})
 
 
@@ -773,6 +775,6 @@ def test_a_training_step_of_a_models_own_is_refused_where_it_would_be_lost(tmp_p
         "    return Own(num_classes)\n"
     )
     with pytest.raises(
-        InputError, match=r"with its own train_step: .* Return Own\(inputs, outputs\) .* or remove train_step"
+        InputError, match=r"with its own train_step: .* return Own\(inputs, outputs\), .* or remove train_step"
     ):
         build_model(str(path), _DIGITS, {})

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def build_model(image_shape: tuple[int, int, int], num_classes: int, dropout: float = 0.25, units: int = 512) -> Any:
-    """Build four convolutions in two blocks and a dense layer: 1,676,982 parameters for 32×32×3 and 10 classes.
+    """Build four convolutions in two blocks and a dense layer: 1,676,982 parameters for 32×32×3 images and 10 classes.
 
     A batch normalisation precedes each block.
 

@@ -21,7 +21,8 @@ def build_model(
     the maximum, the LSTM's state would have to keep this signal for up to 320 steps. Padding needs no mask, and loops
     without masks are the fastest on every backend, on LiteRT and on the TPU.
 
-    `tpu-pipelines run imdb_lstm` trains it; pipelines/tpu_pipelines/configs/imdb_lstm.yaml has time and accuracy.
+    `tpu-pipelines run imdb_lstm` trains the classifier. pipelines/tpu_pipelines/configs/imdb_lstm.yaml states the time
+    and the accuracy.
 
     Args:
         vocabulary_size: Number of token IDs; the input is int32[batch, num_tokens].

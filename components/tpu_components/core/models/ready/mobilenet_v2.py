@@ -17,18 +17,19 @@ def build_model(
 ) -> Any:
     """Build MobileNetV2 (https://arxiv.org/abs/1801.04381) and a dense layer: 2,270,794 parameters for 10 classes.
 
-    The layers are named `backbone` and `head`, for `training.stages`; see the configuration `photos_mobilenet`. A
-    pretrained backbone keeps its batch-normalisation statistics in every stage, because those of a small data set would
-    degrade it (https://keras.io/guides/transfer_learning/).
+    To freeze layers in `training.stages`, use their names, `backbone` and `head`; see the configuration
+    `photos_mobilenet`. A pretrained backbone keeps its batch-normalisation statistics in every stage, because the
+    statistics of a small data set would degrade the model (https://keras.io/guides/transfer_learning/).
 
     Args:
-        image_shape: (height, width, 3), of 32 pixels at least; the input is uint8[batch, *image_shape].
+        image_shape: (height, width, 3), where height and width are at least 32. The input is uint8[batch,
+            *image_shape].
         num_classes: Number of classes; the output is float32[batch, num_classes] probabilities.
         alpha: Width multiplier of the backbone.
-        weights: File of the backbone's weights, local or on gs:// or s3://, for this `alpha` and without a top, as
-            `keras.applications.MobileNetV2(include_top=False, alpha=alpha).save_weights(...)` writes it; empty starts
-            with random weights.
-        dropout: Dropout rate of the backbone's output.
+        weights: File with the backbone's weights, local or on gs:// or s3://, for this `alpha` and without a top.
+            `keras.applications.MobileNetV2(include_top=False, alpha=alpha).save_weights(...)` writes such a file. If
+            empty, the backbone starts with random weights.
+        dropout: Dropout rate between the backbone and the dense layer.
 
     Raises:
         InputError: If the images are not in colour or too small, or the weights cannot be read or belong to another

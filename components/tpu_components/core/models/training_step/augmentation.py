@@ -1,7 +1,7 @@
 """Augmentation of a batch of images and labels, on the device, as part of the training step.
 
-Augmentation takes and returns uint8 images, so the model does not depend on it. Images may have a margin, additional
-pixels around the area that the model gets; cropping removes the margin. Random numbers depend only on the seed, the
+Augmentation takes and returns uint8 images, so the model does not depend on it. Images may have a margin: additional
+pixels around the area that the model gets. Cropping removes the margin. Random numbers depend only on the seed, the
 step and the replica.
 """
 
@@ -24,7 +24,7 @@ def check_augmentation(params: TrainParams, input_shape: tuple[int | None, ...],
     Flips, crops and mixup need images. Mixup, label smoothing and class weights need a classification task.
 
     Args:
-        params: Augmentations, and weights of classes.
+        params: Hyper-parameters with the augmentations and the class weights.
         input_shape: Shape of the model's input, including the batch axis.
         task: Name of the task.
 
@@ -102,7 +102,8 @@ def augment(
         size: (height, width) of the model's input.
 
     Returns:
-        (images, labels); the labels are float32[batch, num_classes] if `params.softens_labels`.
+        (images, labels). If `params.softens_labels` is true, the labels are float32[batch, num_classes], otherwise they
+        are unchanged.
     """
     if params.random_resized_crop:
         images = _cut_and_resize(images, params.random_resized_crop, draws, size)
@@ -210,7 +211,7 @@ def mixup_shares(alpha: float) -> np.ndarray:
 
 
 def _mix(values: Any, share: Any, groups: int) -> Any:
-    """Mix each value with the value at the mirrored position of its group, which has the share `share`.
+    """Mix each value with the value at the mirrored position of its group. The mirrored value has the share `share`.
 
     A group is the part of the batch on one replica, so replicas exchange no data.
     """

@@ -12,9 +12,9 @@ from tpu_components.core.models.training_step.keras_names import create
 
 # Callbacks of Keras that would have no effect, and what to do instead.
 _REFUSED = {
-    "BackupAndRestore": "An interrupted training resumes without it. Remove it.",
+    "BackupAndRestore": "An interrupted training run resumes without it. Remove it.",
     "SwapEMAWeights": "Set training.ema_decay instead.",
-    "TerminateOnNaN": "A training that diverges stops without it. Remove it.",
+    "TerminateOnNaN": "A training run that diverges stops without it. Remove it.",
 }
 # Methods of a callback that training does not call.
 _UNUSED_HOOKS = ("on_epoch_begin", "on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
@@ -56,13 +56,13 @@ def make_callbacks(model: Any, params: TrainParams, known: Collection[str]) -> l
 
 
 def _check_hooks(callback: Any) -> None:
-    """Check that a callback does not need methods that training does not call.
+    """Check that a callback needs only the methods that training calls: `on_train_begin` and `on_epoch_end`.
 
-    For most of Keras's own callbacks, on_epoch_end is enough. The exceptions are LearningRateScheduler, LambdaCallback,
-    those in `_REFUSED`, and two parameters.
+    For most of Keras's own callbacks, these methods are enough. The exceptions are LearningRateScheduler,
+    LambdaCallback, the callbacks in `_REFUSED`, and the parameters `restore_best_weights` and `save_freq`.
 
     Raises:
-        InputError: If it needs such a method.
+        InputError: If the callback needs another method.
     """
     kind = type(callback)
     for name, advice in _REFUSED.items():

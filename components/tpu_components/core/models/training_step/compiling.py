@@ -52,7 +52,7 @@ def used_hyperparameters(model: Any, interface: Interface, params: TrainParams, 
         steps_per_epoch: Number of training steps in an epoch.
 
     Returns:
-        Values by the names of the fields of `TrainParams`. `learning_rate` is the peak learning rate for one replica in
+        The values, by name of the `TrainParams` field. `learning_rate` is the peak learning rate for one replica in
         the first stage, and each entry of `stages` has the learning rate of its stage. If stages use different
         optimizers, `optimizer` joins their names with "then".
     """
@@ -73,7 +73,7 @@ def say_what_is_used(model: Any, params: TrainParams) -> str:
     """Return a sentence that lists the optimizer, loss, metrics, callbacks and train_step that come with the model.
 
     The sentence distinguishes settings that training uses from settings that the configuration replaces. If the model
-    comes with no such settings, the sentence is empty.
+    comes with none of these settings, the sentence is empty.
 
     Example:
         >>> from types import SimpleNamespace
@@ -154,7 +154,7 @@ def _on_probabilities(metric: Any, ends_with_logits: bool) -> Any:
     Args:
         metric: A Keras metric.
         ends_with_logits: Whether the user's model returns logits. If it does, and all thresholds of the metric are
-            outside of (0, 1), they are converted from logits to probabilities.
+            outside of (0, 1), the thresholds are converted from logits to probabilities.
     """
     config = metric.get_config()
     changed: dict[str, Any] = {}
@@ -236,7 +236,8 @@ def compile_model(
         with `params.ema_decay`.
 
     Raises:
-        InputError: If the model's input or task does not support the augmentation, or the model fails on an input.
+        InputError: If the model's input or task does not support the augmentation, Keras rejects a setting, or a
+            training step fails.
     """
     vars(model).pop("train_step", None)  # Removes the wrapper of an earlier stage.
     check_augmentation(params, model.input_shape, interface.task_name)

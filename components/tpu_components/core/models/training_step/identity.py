@@ -1,4 +1,4 @@
-"""Digest that identifies a training step, equal for preflight and training on different machines.
+"""Digest that identifies a training step. Preflight and training compute the same digest, even on different machines.
 
 The text of the compiled program cannot identify a step, because it depends on the devices and on the version of JAX.
 Instead, the digest covers the model's configuration and the hyper-parameters that determine the program. It does not
@@ -17,7 +17,7 @@ _DECISIVE = (
     *("loss", "loss_parameters", "random_flip", "random_crop_pixels", "random_resized_crop", "sharding"),
 )
 _SWITCHES = ("weight_decay", "mixup_alpha", "label_smoothing", "ema_decay", "weighs_classes")  # Any value above 0.
-_LEFT_OUT = ("module", "trainable", "build_config")  # Place of the code, stages, and shapes that follow from the rest.
+_LEFT_OUT = ("module", "trainable", "build_config")  # Module of the code, frozen layers, and redundant shapes.
 
 
 def step_digest(model: Any, interface: Interface, params: TrainParams, backend: str, precision: str) -> str:

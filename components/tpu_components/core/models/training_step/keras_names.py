@@ -34,8 +34,8 @@ def create(kind: str, name: str, parameters: Mapping[str, Any], /, **own: Any) -
 
     Args:
         kind: `optimizer`, `learning_rate_schedule`, `loss`, `metric` or `callback`.
-        name: Name of the class, in any case and with or without underscores, or Keras's short name for it: `AdamW`,
-            `adamw`, `binary_crossentropy`, `mse`.
+        name: Name of the class, such as `AdamW` or `binary_crossentropy`, or Keras's short name for it, such as `mse`.
+            In the name of a class, upper and lower case and underscores do not matter.
         parameters: Parameters of the class that the user has set.
         own: Parameters that this project sets and the user cannot set. Parameters that the class does not have are
             ignored.
@@ -66,7 +66,9 @@ def create(kind: str, name: str, parameters: Mapping[str, Any], /, **own: Any) -
 
 
 def class_of(kind: str, name: str) -> Any:
-    """Return a Keras class by its name, in any case and with or without underscores, or by its short name.
+    """Return the Keras class with a name or short name.
+
+    In the name of a class, upper and lower case and underscores do not matter.
 
     Raises:
         InputError: If Keras has no such class.
@@ -85,7 +87,7 @@ def class_of(kind: str, name: str) -> Any:
 
 
 def offered_names(kind: str) -> tuple[str, ...]:
-    """Return the names that messages list for a kind of Keras class, beginning with names such as `auto`."""
+    """Return the names that messages list for a kind of Keras class, beginning with this project's, such as `auto`."""
     classes = (keras_class.__name__ for keras_class in keras_classes(kind).values())
     return (
         *_OWN_NAMES.get(kind, ()),
@@ -94,7 +96,7 @@ def offered_names(kind: str) -> tuple[str, ...]:
 
 
 def keras_classes(kind: str) -> dict[str, Any]:
-    """Return Keras's public classes of a kind, by their names in lower case without underscores.
+    """Return Keras's public classes of a kind, as {name in lower case without underscores: class}.
 
     Args:
         kind: "optimizer", "learning_rate_schedule", "loss", "metric" or "callback".

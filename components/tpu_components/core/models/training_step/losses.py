@@ -1,4 +1,7 @@
-"""Losses for training and validation, from the task, the configuration or the model; and weights of classes."""
+"""Losses for training and validation, and weights of classes.
+
+A loss comes from the configuration, from the model or from the task.
+"""
 
 import copy
 import functools
@@ -16,7 +19,7 @@ from tpu_components.core.models.lookup import brought_by, explain, has_added_cla
 from tpu_components.core.models.training_step.hyperparameters import OF_THE_TASK, TrainParams
 from tpu_components.core.models.training_step.keras_names import create
 
-_FALL = 0.01  # By this much at least, a loss of logits falls. The smallest fall, of a sigmoid, is 0.31.
+_FALL = 0.01  # A loss of logits falls by at least this much. The smallest fall, that of a sigmoid, is 0.31.
 
 
 def weigh_classes(params: TrainParams, class_names: Sequence[str], counts: Sequence[int]) -> tuple[float, ...]:
@@ -25,7 +28,7 @@ def weigh_classes(params: TrainParams, class_names: Sequence[str], counts: Seque
     Return an empty tuple if no weights are set, or the task has no classes.
 
     Args:
-        params: `balance_classes` and `class_weights`.
+        params: Hyper-parameters with `balance_classes` and `class_weights`.
         class_names: Names of the classes.
         counts: Number of training examples of each class.
 
@@ -108,10 +111,10 @@ def make_loss(params: TrainParams, interface: Interface, model: Any) -> Any:
 
 
 def validation_loss(params: TrainParams, interface: Interface, model: Any) -> Callable[[Any, Any], np.ndarray]:
-    """Return the loss of a validation split, as a function of labels and outputs that returns a loss of each example.
+    """Return the validation loss: a function of labels and outputs that returns the loss of each example.
 
-    This is the training loss without label smoothing, mixup, and weights of classes and examples. A model's own
-    `train_step` may have any loss, so the task's default loss is used for it.
+    This is the training loss without label smoothing, mixup, and weights of classes and examples. For a model with its
+    own `train_step`, whose loss can be anything, it is the default loss of the task.
     """
     is_plain = params.loss == OF_THE_TASK and _own_loss(params, interface, model) is None
     if is_plain or brought_by(model).has_step:
@@ -123,8 +126,8 @@ def validation_loss(params: TrainParams, interface: Interface, model: Any) -> Ca
 def _expects_logits(loss: Any, interface: Interface) -> bool:
     """Return whether a loss applies softmax or sigmoid to the outputs that it gets.
 
-    Such a loss is finite and positive for outputs outside of [0, 1], and is smaller the larger the output of the right
-    class is.
+    If it does, it is finite and not negative even for outputs outside of [0, 1], and it falls as the output of the
+    right class rises.
     """
     classes = np.arange(interface.num_classes)
     right = classes[-1]
@@ -136,7 +139,7 @@ def _expects_logits(loss: Any, interface: Interface) -> bool:
         targets = (targets[:, None] == classes).astype(np.float32)
     try:
         losses = np.asarray(loss(targets, outputs))
-    except Exception:  # A loss of the user's own may refuse outputs that are no probabilities.
+    except Exception:  # A user's own loss may reject outputs that are not probabilities.
         return False
     return bool(np.isfinite(losses).all() and losses.min() >= 0 and np.diff(losses).max() < -_FALL)
 

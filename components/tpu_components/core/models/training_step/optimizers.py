@@ -58,9 +58,9 @@ def learning_rate_at(optimizer: Any, step: int) -> float:
 def exempt_from_decay(model: Any) -> list[Any]:
     """Return the trainable variables of a model that are exempt from weight decay.
 
-    These are biases of any shape (in a GRU and an attention head, biases have two axes), parameters of normalisation
-    layers, and slopes of activations, because their decay does not regularise a model. Variables are recognised by
-    their role, not by their shape. A variable with an unknown role is exempt if it has at most one axis.
+    These are biases, parameters of normalisation layers and slopes of activations, because their decay does not
+    regularise a model. Variables are recognised by their role, not by their shape, because the biases of a GRU or an
+    attention head have two axes. A variable with an unknown role is exempt if it has at most one axis.
     """
     layers = keras.layers
     normalizing = (
@@ -180,7 +180,7 @@ def used_optimizer(model: Any, params: TrainParams, num_steps: int) -> dict[str,
 
 
 def make_optimizer(params: TrainParams, num_replicas: int, steps_per_epoch: int, model: Any) -> Any:
-    """Return a new optimizer for a stage: like the model's own if training uses it, otherwise as configured.
+    """Return a new optimizer for a stage: a copy of the model's own if training uses it, otherwise the configured one.
 
     Raises:
         InputError: If Keras rejects the optimizer, its schedule or a parameter, or the model's own optimizer cannot be
@@ -209,7 +209,7 @@ def make_optimizer(params: TrainParams, num_replicas: int, steps_per_epoch: int,
 
 
 def copy_optimizer(optimizer: Any) -> Any:
-    """Return a new optimizer like a model's own, with the weights that it excludes from weight decay.
+    """Return a copy of a model's own optimizer that excludes the same weights from weight decay.
 
     Raises:
         InputError: If the optimizer or its learning-rate schedule cannot be created from its configuration.
@@ -218,7 +218,7 @@ def copy_optimizer(optimizer: Any) -> Any:
         copied = type(optimizer).from_config(optimizer.get_config())
     except Exception as error:  # User code may raise anything.
         raise InputError(
-            f"Cannot copy the model's optimizer {type(optimizer).__name__}, which training creates for every stage: "
+            f"Cannot copy the model's optimizer {type(optimizer).__name__}, although every stage needs a new copy: "
             f"{describe(error).rstrip('.')}. Give the optimizer and its schedule a get_config that returns all "
             "arguments, and register them with keras.saving.register_keras_serializable."
         ) from error
@@ -258,13 +258,14 @@ def check_replicas(optimizer: Any, num_replicas: int) -> None:
 
 
 def check_updates(model: Any) -> None:
-    """Check that the model's optimizer can change weights of low precision.
+    """Check that the model's optimizer can change weights that are stored in low precision.
 
     With bfloat16 weights, Keras computes Adam's step size in bfloat16. There, `beta_2` = 0.999 is rounded to 1, so the
     step size is 0 and the model never learns.
 
     Raises:
-        InputError: If an update by the optimizer leaves such a weight unchanged, or makes it NaN or infinite.
+        InputError: If an update by the optimizer leaves a weight of low precision unchanged, or makes it NaN or
+            infinite.
     """
     named = {variable.dtype: variable.path for variable in model.trainable_variables}
     own = _unwrapped(model.optimizer)

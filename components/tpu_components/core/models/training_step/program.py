@@ -2,7 +2,7 @@
 
 Training runs the program, and preflight compiles it. The program is Keras's `train_step` with three additions: the
 selection of a batch, the loop, and values that the host can monitor. Keras plans a scan for `steps_per_execution`
-(https://github.com/keras-team/keras/pull/23527), which can replace the loop.
+(https://github.com/keras-team/keras/pull/23527). The scan can replace the loop.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ class Program:
         is_resident: Whether the split stays in device memory. If it does, the program gets the order of an epoch as
             indices of examples, otherwise it gets batches.
         accelerator: `cpu`, `gpu` or `tpu`.
-        mesh: Devices that share a batch, a `jax.sharding.Mesh`, or None for a single device.
+        mesh: `jax.sharding.Mesh` of the devices that share a batch, or None if there is only one device.
     """
 
     model: Any
@@ -188,8 +188,8 @@ class Program:
 def fits(program: Program, beside_bytes: int = 0) -> bool:
     """Return whether a program, its inputs and `beside_bytes` of other data fit in the memory of a device.
 
-    Return True if the size of the memory is unknown. The program is compiled for this check, and training then reads it
-    from JAX's compilation cache.
+    Return True if the size of the memory is unknown. The program is compiled for this check, and training then reads
+    the compiled program from JAX's compilation cache.
     """
     try:
         memory = program.trace().lower().compile().memory_analysis()
@@ -202,7 +202,7 @@ def fits(program: Program, beside_bytes: int = 0) -> bool:
 
 
 def held_bytes(memory: Any) -> int:
-    """Return the device memory of a program with its inputs, in bytes, from the compiler's statistics."""
+    """Return the device memory that a program and its inputs need, in bytes, from the compiler's statistics."""
     needed: int = memory.argument_size_in_bytes + memory.temp_size_in_bytes
     return needed + memory.output_size_in_bytes - memory.alias_size_in_bytes
 

@@ -36,7 +36,7 @@ def shard_axis(shape: Sequence[int], num_devices: int) -> int | None:
 
 
 def array_sharding(mesh: Any, axis: int | None) -> Any:
-    """Return the `NamedSharding` of an array on a mesh, or None without a mesh.
+    """Return the `NamedSharding` of an array on a mesh, or None if there is no mesh.
 
     The array is sharded along `axis`, or replicated if `axis` is None.
     """
@@ -48,7 +48,7 @@ def array_sharding(mesh: Any, axis: int | None) -> Any:
 
 
 def variable_sharding(mesh: Any, shape: Sequence[int], sharding: str) -> Any:
-    """Return the `NamedSharding` of a variable on a mesh, or None without a mesh.
+    """Return the `NamedSharding` of a variable on a mesh, or None if there is no mesh.
 
     Args:
         mesh: A `jax.sharding.Mesh` or None.
@@ -60,7 +60,7 @@ def variable_sharding(mesh: Any, shape: Sequence[int], sharding: str) -> Any:
 
 
 def fully_shard(device: Device) -> Device:
-    """Return a copy of the device that shards large variables over its replicas, and set Keras's distribution.
+    """Make Keras shard large variables over a device's replicas, and return the device with this distribution.
 
     A device with a single replica is returned unchanged.
 
@@ -93,8 +93,9 @@ def fully_shard(device: Device) -> Device:
 def compute_dtypes(model: Any) -> list[str]:
     """Return the dtype in which each trainable variable of a model is gathered.
 
-    This is the compute dtype of the layers that use the variable if they agree, otherwise the variable's dtype. With
-    mixed_bfloat16, this halves memory and traffic. The dtypes of the variable and of the optimizer state do not change.
+    If all layers that use a variable have the same compute dtype, the variable is gathered in this dtype, otherwise in
+    its own. With mixed_bfloat16, this halves memory and traffic. The dtypes of the variable and of the optimizer state
+    do not change.
     """
     readers: dict[int, set[str]] = {}
     for layer in model._flatten_layers():
@@ -110,7 +111,7 @@ def compute_dtypes(model: Any) -> list[str]:
 
 @contextlib.contextmanager
 def gathering_weights(model: Any, mesh: Any) -> Iterator[None]:
-    """Make training steps that are traced in the block gather each sharded weight on all devices before its use.
+    """Make training steps that are traced in the `with` block gather each sharded weight on all devices before its use.
 
     Args:
         model: A keras.Model, whose `compute_loss_and_updates` is wrapped.

@@ -1,7 +1,8 @@
-"""Wrappers around Keras's training step: augmentation and class weights before it, averages of weights after it.
+"""Wrappers around Keras's training step, for augmentation, class weights and running averages of weights.
 
-The wrappers are around the model's `train_step`, which `fit` compiles. They are not saved with the model. With
-synchronised batch normalisation and summed gradients of embedding rows, several replicas give the same result as one.
+The wrappers apply augmentation and class weights before the step, and average the weights after it. They replace the
+model's `train_step` and are not saved with the model. The other functions of this module make several replicas give
+the same result as one, and TensorFlow the same result as JAX.
 """
 
 import functools
@@ -23,19 +24,20 @@ def extend_step(
     has_margin: bool = False,
     class_weights: Sequence[float] = (),
 ) -> Sequence[Any]:
-    """Augment every batch of a compiled model and average the weights after every step, if `params` request it.
+    """Make a compiled model augment every batch and average its weights after every step, if `params` request it.
 
-    All weights have a running average, including batch-normalisation statistics. After t steps, the next step keeps
-    `min(ema_decay, t / (t + 9))` of the average. So the average starts equal to the weight, and the effect of the
-    initial weights fades within the first hundred steps.
+    With `ema_decay`, every float variable has a running average, including batch-normalisation statistics. After t
+    steps, the next step keeps `min(ema_decay, t / (t + 9))` of the average. So the average starts equal to the weight,
+    and the effect of the initial weights fades within the first hundred steps.
 
     Args:
         model: Compiled model.
         params: Augmentations to apply, and `ema_decay`.
         num_replicas: Number of replicas that share a batch.
         has_margin: Whether images are larger than the model's input, as a margin for random crops.
-        class_weights: Weight of each class, by which the sample weights of its examples are multiplied. Empty for
-            weights of 1. As in Keras, an example of mixup has the weight of the class with the larger share.
+        class_weights: For each class, the factor by which the sample weights of its examples are multiplied. Empty
+            means 1 for every class. As in Keras, an image that mixup mixes gets the weight of the class with the larger
+            share.
 
     Returns:
         The variables to validate and save, in the order of `model.variables`: the averages if `ema_decay` is set,
@@ -124,7 +126,7 @@ def sum_repeated_rows(optimizer: Any) -> None:
 def clip_after_sum(optimizer: Any, num_replicas: int) -> None:
     """Make an optimizer clip the gradients of the whole batch, as on JAX and with one replica.
 
-    With TensorFlow, Keras clips each replica's part before it sums the parts, so the sum may be longer than the limit.
+    With TensorFlow, Keras clips each replica's part before it sums the parts, so the sum can exceed the limit.
     """
     if keras.backend.backend() != "tensorflow" or num_replicas == 1:
         return
@@ -140,11 +142,12 @@ def clip_after_sum(optimizer: Any, num_replicas: int) -> None:
 
 
 def synchronize_normalization(model: Any, num_replicas: int) -> None:
-    """Compute batch normalisation over the batch of all replicas, so that their number does not change the result.
+    """Make batch normalisation use the batch of all replicas, so that their number does not change the result.
 
     JAX always does this, because the batch is one array. On TensorFlow, each replica would normalise by its part of the
     batch, and only the statistics of the first replica would be kept. Keras's option `synchronized` is not used,
-    because it ignores masked batches, subtracts large squares, and is saved with the model.
+    because it has no effect on batches with a mask, loses precision by subtracting large squares, and is saved with the
+    model.
     """
     if num_replicas > 1 and keras.backend.backend() == "tensorflow":
         for layer in _batch_normalization(model):

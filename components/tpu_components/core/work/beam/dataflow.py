@@ -1,4 +1,4 @@
-"""Jobs on Google Cloud Dataflow. A step starts its job once, follows it to its end, and cancels it if terminated."""
+"""Jobs on Google Cloud Dataflow. A step starts its job once, waits for it to end, and cancels it on SIGTERM."""
 
 import contextlib
 import re
@@ -12,7 +12,7 @@ from tpu_components.core.base.termination import Terminated, put_off
 from tpu_components.core.files.vertex_clients import google_errors
 
 _POLL_SECONDS = 10.0
-# The reason of a failure is available only some 30 s after it: apache/beam runners/dataflow/dataflow_runner.py,
+# The reason for a failure is available only some 30 s after it: apache/beam runners/dataflow/dataflow_runner.py,
 # poll_for_job_completion.
 _LATE_SECONDS, _LATE_POLL_SECONDS = 60.0, 5.0
 _MOST_MESSAGES, _MOST_CHARACTERS = 3, 2000

@@ -29,7 +29,8 @@ def call_for_each(
         numbers: Task numbers, which are divided among the workers.
         function: Module-level function that takes a number, and `arguments` by name.
         arguments: Further arguments, the same for all calls. They are part of the pipeline and must be small.
-        job: Name of the job. If a job with this name is running, that job is followed, and no second job is started.
+        job: Name of the job. If a job with this name is running on Dataflow, this function waits for that job and does
+            not start a second one.
         options: Options that `options.complete` has completed.
         step: Name of the step in log messages.
 
