@@ -56,7 +56,7 @@ def message(run: str, state: str, error: str, resource: str, page: str) -> str:
 
 
 def job_of(resource: str) -> tuple[str, ...]:
-    """Return project, region and ID of a pipeline job on Vertex AI, from the name of its resource.
+    """Return the project, region and ID of a pipeline job on Vertex AI, from the name of its resource.
 
     Return an empty tuple for a run on another platform.
     """

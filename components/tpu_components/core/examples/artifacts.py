@@ -90,7 +90,7 @@ class Distribution:
 
     Attributes:
         num_examples: Number of measured examples. In a large data set, only a part of the examples is measured. This
-            part is selected by hash.
+            part is selected by a hash.
         mean: Mean of the values.
         std: Population standard deviation of the values.
         minimum: Smallest value.
@@ -290,7 +290,7 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
                 start += shard.num_examples
 
     def split(self, name: str) -> Split:
-        """Return the split with a name.
+        """Return the split called `name`.
 
         Raises:
             InputError: If the split has no examples.

@@ -115,7 +115,7 @@ def as_class(ranges: str) -> str:
 def parse_replacements(runs: str) -> dict[int, int]:
     """Parse a list such as `CAPITALS` to {code point: the code point that replaces it}.
 
-    An item has the form `FIRST-LAST/STEP:OFFSET`, where `-LAST` and `/STEP` may be missing. Code points and offsets are
+    An item has the form `FIRST-LAST/STEP:OFFSET`, where `-LAST` and `/STEP` are optional. Code points and offsets are
     hexadecimal.
 
     Example:

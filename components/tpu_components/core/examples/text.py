@@ -261,7 +261,7 @@ TOKENIZATIONS = {rule.name: rule for rule in _RULES}
 
 
 def find_tokenization(name: str) -> Tokenization:
-    """Return the tokenization rule with a name.
+    """Return the tokenization rule called `name`.
 
     Raises:
         InputError: If this version does not have the rule.
@@ -410,7 +410,7 @@ def load_vocabulary(directory: Path, inputs: TextInput) -> tuple[bytes, ...]:
     """Return the tokens of `vocabulary.txt`, without the two reserved tokens.
 
     Raises:
-        InputError: If the file is missing, or has another SHA-256 than `inputs.vocabulary_sha256`.
+        InputError: If the file is missing, or its SHA-256 is not `inputs.vocabulary_sha256`.
     """
     path = directory / VOCABULARY_FILE
     try:

@@ -1,4 +1,4 @@
-"""Bundles, which pack a user's model with its code and data into one file, so that it can run on another machine.
+"""Bundles, which pack a user's model with its code and data into one file, so that the model can run elsewhere.
 
 A bundle is a zip archive, or the `.keras` file of a model that Keras saved. The archive contains the model's file, the
 modules that this file imports, and the data files that these modules name. It does not contain the standard library,

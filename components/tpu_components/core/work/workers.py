@@ -52,7 +52,7 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any, seconds: flo
     The process prints nothing and ends after the call.
 
     Args:
-        function: Function of a module.
+        function: A module-level function.
         arguments: Arguments of the function.
         seconds: Time limit for the call, in seconds, or None for no limit.
 

@@ -634,7 +634,8 @@ def test_regression_is_rebuilt_without_its_code_to_the_same_numbers(tmp_path):
 
 def test_model_of_classes_is_refused_for_numbers_by_what_it_is_built_from():
     with pytest.raises(
-        InputError, match=r"'digits_cnn' needs num_classes, which .*regression .* Choose .*, num_targets"
+        InputError,
+        match=r"'digits_cnn' needs num_classes, .* data \(images for regression\) do not have\. Choose .*, num_targets",
     ):
         build_model("digits_cnn", _NUMBERS, {})
 

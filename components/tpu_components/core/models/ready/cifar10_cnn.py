@@ -14,7 +14,7 @@ def build_model(image_shape: tuple[int, int, int], num_classes: int, dropout: fl
     Args:
         image_shape: (height, width, channels); the input is uint8[batch, *image_shape].
         num_classes: Number of classes; the output is float32[batch, num_classes] probabilities.
-        dropout: Dropout rate after each block; twice this rate after the dense layer.
+        dropout: Dropout rate after each block. The rate after the dense layer is twice as high.
         units: Width of the dense layer.
     """
     import keras

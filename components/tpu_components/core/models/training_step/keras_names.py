@@ -66,7 +66,7 @@ def create(kind: str, name: str, parameters: Mapping[str, Any], /, **own: Any) -
 
 
 def class_of(kind: str, name: str) -> Any:
-    """Return the Keras class with a name or short name.
+    """Return the Keras class that has `name` as its name or short name.
 
     In the name of a class, upper and lower case and underscores do not matter.
 

@@ -59,7 +59,7 @@ class DataflowJob:
         self._result: Any = None
 
     def run(self) -> None:
-        """Run the job to its end.
+        """Run the job and wait for it to end.
 
         The job is cancelled if this process receives SIGTERM. If the process is killed, its job continues, and the next
         process finds the job.
@@ -141,7 +141,7 @@ class DataflowJob:
         )
 
     def _errors(self) -> list[str]:
-        """Return the job's error messages, oldest first, each once."""
+        """Return the job's error messages, oldest first and without duplicates."""
         client = self._pipeline.runner.dataflow_client
         texts = list[str]()
         token = None

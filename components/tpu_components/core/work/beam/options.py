@@ -42,7 +42,7 @@ def complete(asked: Mapping[str, str], reads: Mapping[str, str]) -> dict[str, st
 
     Args:
         asked: Options that the user has set.
-        reads: Paths that the workers read from, by description. An empty path is ignored.
+        reads: Paths that the workers read, as {description for messages: path}. Empty paths are ignored.
 
     Raises:
         InputError: If Beam is not installed, an option is unknown, or, for Dataflow, a required option is missing or a

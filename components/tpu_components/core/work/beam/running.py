@@ -27,7 +27,7 @@ def call_for_each(
 
     Args:
         numbers: Task numbers, which are divided among the workers.
-        function: Module-level function that takes a number, and `arguments` by name.
+        function: Module-level function that takes a number, and `arguments` as keyword arguments.
         arguments: Further arguments, the same for all calls. They are part of the pipeline and must be small.
         job: Name of the job. If a job with this name is running on Dataflow, this function waits for that job and does
             not start a second one.
