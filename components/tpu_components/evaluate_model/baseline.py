@@ -17,8 +17,8 @@ from tpu_components.core.metrics.estimates import standard_error
 from tpu_components.core.metrics.model_metrics import GroundTruth
 from tpu_components.core.results.evaluation_info import Baseline
 
-# At most one in twenty models that know no more than the baseline seem to beat it by more than this many standard
-# errors: the one-sided 95% quantile of a normal distribution.
+# At most one in twenty models that know no more than the baseline beat it, by chance, by more than this number of
+# standard errors. It is the one-sided 95% quantile of a normal distribution.
 _QUANTILE = 1.645
 # Outputs of a regression that differ by less than this share of their target's standard deviation count as equal.
 _SAME = 1e-6

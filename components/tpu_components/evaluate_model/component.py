@@ -44,7 +44,7 @@ def evaluate_model(
 ) -> bool:
     """Score a model and the champion on one split. Return the gate's decision.
 
-    The decision is the only unnamed output, because kfp.local can use no other output in a condition.
+    The decision is the only unnamed output, because kfp.local cannot use named outputs in a condition.
 
     Args:
         records: Records that create_tfrecords wrote.
@@ -101,7 +101,7 @@ def evaluate_model(
     Returns:
         evaluation: Evaluation: `evaluation.json`, `report.html` and the scored examples.
         metrics: Metrics of the model, which platforms show and compare.
-        classification: Confusion matrix, for at most 100 classes, and ROC curve, for two, which platforms draw.
+        classification: Confusion matrix for at most 100 classes, and ROC curve for two classes. Platforms draw both.
         report: Report of the evaluation as an HTML page.
         Output: Whether the gate promotes the model.
     """
@@ -144,7 +144,7 @@ def evaluate_model(
 def mark_promoted(model: dsl.Input[dsl.Model]) -> None:
     """Do nothing. This step runs only if the gate promotes the model.
 
-    It is needed because platforms show which steps ran, but not outputs.
+    It is needed because platforms show which steps ran, but not their outputs.
 
     Args:
         model: Model that the gate has promoted.

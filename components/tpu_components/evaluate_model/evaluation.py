@@ -39,10 +39,10 @@ from tpu_components.evaluate_model.rivals import find_held_out, load_matching_in
 def evaluate_model(
     params: EvaluateParams, records_dir: str | Path, model_dir: str | Path, output: str | Path
 ) -> EvaluateResult:
-    """Score a model and, if there is one, the champion on one split, and decide whether to promote the model.
+    """Score a model on one split, and the champion too if there is one, and decide whether to promote the model.
 
     Every example counts once. Metrics depend on the batch size and the number of replicas only by rounding. The
-    decision leaves out the examples on which one of the models was trained, unless no example would be left.
+    decision leaves out the examples on which one of the models was trained, unless this would leave no examples.
 
     Args:
         params: The split, the champion and the rules of the gate.

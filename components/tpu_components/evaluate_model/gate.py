@@ -47,12 +47,12 @@ def decide(
     Args:
         params: Thresholds and confidence levels.
         challenger: Metrics of the challenger.
-        comparisons: Comparison with the champion. If another model is the best that was ever promoted, also the
-            comparison with this model. Empty without a champion.
+        comparisons: Comparison with the champion, followed by the comparison with the best model that was ever
+            promoted, if that is another model. Empty without a champion.
         num_not_finite: Number of examples for which the challenger predicted NaN or infinity. It must be 0.
         slices: Metrics of slices of the examples, with bounds that hold for all slices together.
         baseline: Comparison of the challenger with the best constant prediction.
-        remarks: Rules that always pass. They say on which examples and with which error rate the model is judged.
+        remarks: Rules that always pass. They state on which examples and with which error rate the model is judged.
             `evaluation_info` defines the texts of these rules and of the baseline's rule, because model cards repeat
             them.
 
@@ -67,11 +67,11 @@ def decide(
             _check_bound(challenger, name, bound, word, params.bound_confidence) for name, bound in bounds.items()
         ]
     if not comparisons:
-        # With a champion in the parameters: no model was promoted before, or only the challenger.
-        words = "there is no other champion to beat" if params.champion else "no champion was given to compare with"
+        # If the parameters name a champion, no model has been promoted yet, or only the challenger has.
+        words = "there is no other champion to beat" if params.champion else "there is no champion to compare with"
         rules.append(Rule(True, "", words))
     for metric, allowed in params.max_regression.items():
-        # Without the best model, margins add up if each model is a little worse than the one before.
+        # Compare with the best model too: otherwise, margins add up if each model is a little worse than the last.
         for comparison in comparisons if allowed else comparisons[:1]:
             rules.append(_compare(challenger, comparison, metric, allowed, params.confidence))
     rules += _check_slices(params, slices)
@@ -152,8 +152,8 @@ def _check_slices(params: EvaluateParams, slices: Sequence[SliceMetric]) -> list
     """Judge the slices by `slice_minimum`, and by the champion's slices.
 
     Return a failed rule for each slice that is significantly below the minimum, and for each slice that is
-    significantly worse than the champion's. Of many failed slices, the last are counted in one rule. A check that no
-    slice fails gives one passed rule.
+    significantly worse than the champion's. If more than five slices fail a check, one rule counts the rest. If no
+    slice fails a check, the result has one passed rule for it.
     """
     sure = f"with {level(params.confidence)} confidence in all {len(slices):,} slices"
     rules = []
@@ -191,5 +191,5 @@ def _tie(value: float, other: float) -> bool:
 
 
 def _why_undefined(metric: str) -> str:
-    needs = BY_NAME[metric].needs if metric in BY_NAME else "finite results of Keras, and a model that measures it"
+    needs = BY_NAME[metric].needs if metric in BY_NAME else "a model that measures it, and finite values from Keras"
     return f"this metric requires {needs}" if needs else "this metric belongs to another task"

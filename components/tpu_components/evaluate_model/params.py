@@ -27,7 +27,7 @@ from tpu_components.core.results.evaluation_info import Rule
 RULES = ("minimum", "maximum", "max_regression")
 # Direction of the metrics that may have each kind of bound.
 _SIDES = {"minimum": HIGHER, "maximum": LOWER}
-CLASS, LENGTH = "class", "length"  # Slices that every data set, or every text, has.
+CLASS, LENGTH = "class", "length"  # Properties of all examples, and of all texts.
 Confidence = Annotated[float, Range(NO_CONFIDENCE, below=1)]
 Bound = Annotated[float, Range(above=-math.inf, below=math.inf)]
 
@@ -43,11 +43,11 @@ class EvaluateParams:
             the champion in the registry of the deploy section, if there is one.
         minimum: Lowest allowed value of each metric for which higher is better, such as {"accuracy": 0.97}.
         maximum: Highest allowed value of each metric for which lower is better, such as {"loss": 0.5}.
-        max_regression: Margin by which each metric may be worse than the champion's. With 0, the metric has to be
+        max_regression: Margin by which each metric may be worse than the champion's. With 0, the metric must be
             better. Both rules are tested at the confidence level `confidence`. With a margin above 0 and a registry,
             the model is also compared with the best model that was ever promoted and not rolled back. In a
-            configuration, the default is 0 for the main metric of the task: accuracy, micro_f1 of multi-label data, r2
-            of a regression, bits_per_character of a language model. For a task without accuracy, this metric also
+            configuration, the default is 0 for the main metric of the task: accuracy, micro_f1 for multi-label data, r2
+            for a regression, bits_per_character for a language model. For a task without accuracy, this metric also
             replaces the component's default, {"accuracy": 0.0}.
         confidence: Confidence level of the comparison with the champion, at least 0.5. With 0.95, at most about 5% of
             the models that are not better are promoted. If there is a margin, this applies to models that are worse by
@@ -58,13 +58,13 @@ class EvaluateParams:
             every decision may use the full error rate. Decisions are counted in the registry of the champion.
         bound_confidence: Confidence level of `minimum` and `maximum`. With 0.95, at most about one in twenty models
             whose true value is equal to the bound passes. With 0.5, the measured value is compared with the bound, and
-            the gate's reason says how often a model with this true value scores as high.
+            the gate's reason says how often a model whose true value is equal to the bound scores as high.
         slices: Properties that divide the examples into slices. Slices are judged separately, so that a better mean
             does not hide a slice that became worse. The properties are `class` (for multi-label data, each label),
-            `length` of texts and `size` of images (pixels of their files), both in quarters, and the columns of
-            `data.slice_columns`.
-        slice_minimum: Lowest allowed accuracy of every slice, or F1 for multi-label data. It is not available for a
-            regression or a language model. A slice fails if it is significantly lower.
+            `length` of texts, `size` of images (number of pixels in the file), and the columns of
+            `data.slice_columns`. Lengths and sizes are divided into quarters.
+        slice_minimum: Lowest allowed accuracy of every slice, or F1 for multi-label data. A slice fails if its value is
+            significantly lower. Not available for a regression or a language model.
         max_slice_regression: Margin by which accuracy (or F1, or the loss of a regression) may be worse than the
             champion's in a slice. A slice fails if it is significantly worse than the champion's by more than the
             margin.
@@ -73,9 +73,9 @@ class EvaluateParams:
         split: The split to score.
         top_k: A prediction counts as correct in top_k_accuracy if the true class is among the `top_k` most probable
             classes.
-        batch_size_per_replica: Examples per replica and step. This number changes speed and memory. It changes metrics
-            only by rounding, because kernels for other sizes may sum in another order. The number of replicas does not
-            change the metrics.
+        batch_size_per_replica: Examples per replica and step. This number affects speed and memory. It changes metrics
+            only by rounding, because kernels for other sizes may add numbers in another order. The number of replicas
+            does not change the metrics.
         backend: `tensorflow`, `jax`, or `auto`: jax if a TPU or GPU is requested, otherwise tensorflow.
         accelerator: `cpu`, `gpu`, `tpu` or `auto`. On a platform, `auto` is the accelerator of
             `resources.evaluate_model.machine`. Elsewhere it is a GPU if the backend sees one, otherwise the CPU.
@@ -117,7 +117,7 @@ class EvaluateParams:
                     raise InputError(f"{name}.{metric} cannot be above {most:g}. Received: {value!r}.{advice}")
 
     def of_task(self, task: str) -> "EvaluateParams":
-        """Return a copy in which the task's main metric replaces the default `max_regression` if it has no accuracy."""
+        """Return a copy for a task. If the task has no accuracy, its main metric is in the default `max_regression`."""
         is_default = self.max_regression == {"accuracy": 0.0} and "accuracy" not in task_metrics(task)
         return dataclasses.replace(self, max_regression={TASKS[task].judged: 0.0}) if is_default else self
 
@@ -129,8 +129,8 @@ class EvaluateParams:
 
         Args:
             task: Task of the data.
-            measured: For each additional metric: 1 if higher is better, -1 if lower is better, 0 if Keras does not
-                know, None if this is not determined yet.
+            measured: For each additional metric: 1 if higher is better, -1 if lower is better, 0 if Keras does not say
+                which, None if this is not determined yet.
 
         Raises:
             InputError: If a rule does not match the task or the direction of a metric.
@@ -149,9 +149,9 @@ class EvaluateParams:
                     )
                 if known[metric] == NEITHER and name == "max_regression":
                     raise InputError(
-                        f"Cannot use {metric} in max_regression: expected a metric whose better direction is known, "
-                        "received one for which Keras does not say whether higher or lower is better. Set a minimum "
-                        "or a maximum for it, or use a class of keras.metrics with `_direction`."
+                        f"Cannot use {metric} in max_regression, because Keras does not say whether higher or lower "
+                        "values of this metric are better. Set a minimum or a maximum for it, or use a class of "
+                        "keras.metrics that has `_direction`."
                     )
                 _check_side(name, metric, value, known[metric])
         if self.test_decisions > 1 and task == LANGUAGE_MODEL:

@@ -49,9 +49,9 @@ class Predictions:
     Attributes:
         keys: Names of the examples.
         truth: The examples.
-        outputs: Predictions of the model, and of other models if there are any: [models, examples, …]. Predictions that
-            are not finite are replaced by the result of `_no_answer`. For a language model, results of
-            `score_passages`.
+        outputs: Predictions of the model, followed by those of the other models, if any: [models, examples, …].
+            Predictions that are not finite are replaced by the result of `_no_answer`. For a language model, the
+            outputs are results of `score_passages`.
         num_not_finite: Number of examples for which the model predicted NaN or infinity.
         saved: Arrays of predictions.npz, by name.
         further: Additional Keras metrics of the model, by name.
@@ -65,9 +65,9 @@ class Predictions:
     further: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def select(self, rows: np.ndarray) -> Self:
-        """Return the predictions for the examples at given indices.
+        """Return the predictions for the examples at the indices `rows`.
 
-        The field `saved` is empty in the result, because the file that it names has the predictions for all examples.
+        The field `saved` is empty in the result, because predictions.npz always has the predictions for all examples.
         """
         return dataclasses.replace(
             self,
@@ -167,8 +167,8 @@ def _input_reader(model_dir: Path, manifest: Manifest) -> Callable[[Mapping[str,
 def find_seen_examples(split: str, records_dir: Path, fingerprint: str, models: Sequence[Path]) -> np.ndarray | None:
     """Return which examples of a split each model was trained on, bool[models, examples].
 
-    Return None if no model was trained on any of these examples. Also return None for the training split:
-    if you score this split, all its examples count.
+    Return None if no model was trained on any of these examples. Also return None for the training split: if you score
+    that split, all its examples count.
 
     If a model was trained on these records, near-duplicates of its training examples also count. Models from the oldest
     versions do not list their training examples, so no example counts as a training example of these models. Models

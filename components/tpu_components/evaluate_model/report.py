@@ -99,8 +99,9 @@ def render_report(
         evaluation: The metrics and the gate's decision.
         manifest: The data set.
         info: The model.
-        history: One mapping per epoch with `epoch`, `loss`, the task's metric, both with the prefix `validation_` if
-            measured, `learning_rate` and `examples_per_second`. Empty if unknown.
+        history: One mapping per epoch with `epoch`, `learning_rate`, `examples_per_second`, `loss` and the task's
+            metric. With a validation split, also the loss and the metric of validation, with the prefix `validation_`.
+            Empty if the history is unknown.
         examples: Sections that show examples.
         gate: Fields of `EvaluateParams`.
         receipt: Receipt of the training run, or None if the model has none.
@@ -129,7 +130,7 @@ def render_report(
 
 
 def describe_run(manifest: Manifest, info: ModelInfo) -> tuple[str, str]:
-    """Return title and subtitle of a report."""
+    """Return the title and the subtitle of a report."""
     training = info.training
     title = f"{info.name.rpartition('/')[2]} on {manifest.source}"
     title = f"{page.run_name()}: {title}" if page.run_name() else title
@@ -472,10 +473,10 @@ def show_passages(
         names: The character of each ID.
         keys: Names of the passages.
         targets: Targets of all passages.
-        scores: Scores of all passages, see `score_passages`.
+        scores: Scores of all passages; see `score_passages`.
         pick: Function that returns the inputs of the passages at given indices, by index.
-        model: The model as `StepModel`. It continues two passages at two temperatures. On the same machine, the texts
-            are always the same.
+        model: The model, a `StepModel`. It continues two passages, each at two temperatures. On the same machine, it
+            always generates the same texts.
     """
     counts = targets != PADDING
     bits = scores[..., 0] / np.log(2)

@@ -53,8 +53,8 @@ def load_rivals(
         scratch: Folder for the files of models on gs://.
 
     Returns:
-        The rivals, or an empty list without a champion, and the gate's earlier decisions, or None if they are not
-        counted.
+        The rivals and the gate's earlier decisions. Without a champion, the list of rivals is empty. The decisions are
+        None if they are not counted.
     """
     champion = find_champion(params.champion, digest, scratch)
     if champion is None:
@@ -72,8 +72,8 @@ def find_champion(champion: str, digest: str, scratch: Path) -> Rival | None:
 
     Args:
         champion: A folder, local or on gs://, or `REGISTRY/MODEL@VERSION_OR_ALIAS`, where REGISTRY may be
-            `projects/PROJECT/locations/REGION/models`. Empty for none.
-        digest: Digest of the challenger. If the challenger is the champion, the model that it replaced is returned.
+            `projects/PROJECT/locations/REGION/models`. Empty if there is no champion.
+        digest: Digest of the challenger. If the challenger is the champion, the previous champion is returned.
         scratch: Folder for the files of a model on gs://.
 
     Raises:

@@ -27,11 +27,11 @@ def find_slices(params: EvaluateParams, truth: GroundTruth, outputs: np.ndarray)
 
     Return () for a language model.
 
-    The confidence bounds of all slices hold together with the gate's confidence. Therefore, each single bound has a
-    higher confidence (Bonferroni correction).
+    All confidence bounds hold simultaneously at the gate's confidence level. Therefore, each single bound has a higher
+    confidence level (Bonferroni correction).
 
     Args:
-        params: Properties by which to divide, and the confidence.
+        params: Properties by which to divide the examples, and the gate's confidence level.
         truth: The examples to divide.
         outputs: Predictions of the model and, if there is one, of the champion: float32[models, examples, …].
     """

@@ -1,7 +1,7 @@
 """Writes the environment report of a training run.
 
 The report contains the user, permissions in the mounted bucket, devices and library versions. It shows facts about a
-platform that the platform's documentation does not contain. It is written only if the environment variable
+platform that are missing in the platform's documentation. It is written only if the environment variable
 TPU_PIPELINES_SURROUNDINGS_URI is set.
 """
 
@@ -26,7 +26,7 @@ from tpu_components.core.files import storage
 from tpu_components.core.machines.device import Device, describe_host
 from tpu_components.core.machines.hosts import tell_hosts
 
-REPORT_VARIABLE = "TPU_PIPELINES_SURROUNDINGS_URI"  # Destination of the report; unset: no report is written.
+REPORT_VARIABLE = "TPU_PIPELINES_SURROUNDINGS_URI"  # Destination of the report. If unset, no report is written.
 # Device files of TPU VMs, https://cloud.google.com/tpu/docs/run-in-container, and of NVIDIA's driver.
 _DEVICE_FILES = ("accel*", "vfio/*", "nvidia*")
 _LIBRARIES = ("jax", "libtpu", "keras", "tensorflow", "tensorflow-cpu")

@@ -44,8 +44,8 @@ class _Session:
     def start_up_seconds(self) -> float:
         """Seconds from the session's start to the end of its first step, or to its last update if no step has ended.
 
-        The value is 0 if the session saved a checkpoint from which a later session continued, but was killed before it
-        recorded the end of its first step.
+        The value is 0 if a later session continued from a checkpoint of this session, although this session was killed
+        before it recorded the end of its first step.
         """
         if self.began is None and self.kept is not None:
             return 0.0

@@ -36,13 +36,13 @@ class InitialModel:
     directory: Path
 
     def copy_to(self, model: Any) -> None:
-        """Give a model the weights of the trained model's best epoch, so that it predicts what the trained model does.
+        """Copy the weights of the trained model's best epoch to `model`, which then makes the same predictions.
 
-        A regression keeps the units in which the trained model's layers predict. With the mean and deviation of other
-        data, the same weights would predict other numbers.
+        For a regression, the scaling of the outputs to the targets' units is copied too. With the mean and deviation of
+        other data, the same weights would predict other numbers.
 
         Args:
-            model: The keras.Model that starts with these weights.
+            model: The keras.Model that gets the weights.
 
         Raises:
             InputError: If the weights of the two models differ in name or shape.
@@ -77,8 +77,8 @@ def _shapes(model: Any) -> list[str]:
 def find_initial_model(named: str, records_dir: Path, manifest: Manifest, scratch: Path) -> InitialModel | None:
     """Return the model that `TrainParams.initial_model` names.
 
-    Return None if `named` is empty, or if it is an alias that no version has. Log a warning if the model was trained on
-    examples that are now in the validation split.
+    Return None if `named` is empty, or if no version has the alias that it names. Log a warning if the model was
+    trained on examples that are now in the validation split.
 
     Args:
         named: Value of `TrainParams.initial_model`: a folder, local or on gs://, or
@@ -88,8 +88,8 @@ def find_initial_model(named: str, records_dir: Path, manifest: Manifest, scratc
         scratch: Temporary folder to which a model on gs:// is copied.
 
     Raises:
-        InputError: If the model or version does not exist, a file of the version was changed after registration, or the
-            model has other inputs, task or classes than the data set, or, for texts, another vocabulary.
+        InputError: If the model or version does not exist, if a file of the version was changed after registration, or
+            if the model does not match the inputs, task or classes of the data set, or the vocabulary of its texts.
     """
     if not named:
         return None

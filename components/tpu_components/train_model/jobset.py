@@ -32,8 +32,8 @@ from tpu_components.core.models.training_step.hyperparameters import TrainParams
 from tpu_components.train_model import heartbeat
 from tpu_components.train_model.result import STEP, TrainResult
 
-# Makes the step train with a JobSet. JSON: `manifest` is the JobSet without name and command, `shared` a folder on a
-# volume that the step and all hosts mount.
+# Makes the step train with a JobSet. The value is JSON: `manifest` is the JobSet without its name and command, and
+# `shared` is a folder on a volume that the step and all hosts mount.
 JOBSET_VARIABLE = "TPU_PIPELINES_JOBSET"
 GROUP, VERSION, PLURAL = "jobset.x-k8s.io", "v1alpha2", "jobsets"
 # Permissions that a step needs to train with a JobSet.
@@ -51,7 +51,7 @@ _POD_VARIABLE = "KFP_POD_NAME"  # kubeflow/pipelines backend/src/v2/compiler/arg
 _POLL_SECONDS = 2.0  # Short, because a JobSet that restarts deletes the failed pod and its log.
 _TIMEOUT_SECONDS = 30
 _LAST_LINES = 10
-OVERLAP_SECONDS = 30  # Covers a different clock of the node and a slow response.
+OVERLAP_SECONDS = 30  # Allows for a difference between the clocks, and for a slow response.
 _GONE_SECONDS = 120.0
 
 
@@ -92,8 +92,8 @@ def train_on_hosts(
         poll_seconds: Seconds between two requests for the JobSet's state.
 
     Raises:
-        InputError: If JobSets are not installed in the cluster, the step may not create them, or the hosts report a
-            user's mistake.
+        InputError: If JobSets are not installed in the cluster, the step lacks the permission to create them, or the
+            hosts report a user's mistake.
         PlatformError: If the JobSet fails after its last restart, or the cluster does not respond.
         Terminated: If this step receives SIGTERM. The JobSet is deleted first.
     """
@@ -160,10 +160,10 @@ def _raise_again(failure: Path) -> None:
 
 
 def name_jobset(ask: Mapping[str, Any], params: TrainParams, records: str) -> str:
-    """Return the JobSet's name, a digest of the request. It is equal for all attempts of one training run.
+    """Return the JobSet's name, which is the same for all attempts of a training run.
 
-    The name has at most 37 characters: JobSet appends up to 20 for its pods, and a pod's name has at most 63
-    (jobset/pkg/webhooks/jobset_webhook.go).
+    The name ends with a digest of the request. It has at most 37 characters, because JobSet appends up to 20 for its
+    pods, and a pod's name has at most 63 (jobset/pkg/webhooks/jobset_webhook.go).
 
     Args:
         ask: Result of `requested_jobset`.
@@ -224,7 +224,7 @@ class JobSet:
     Attributes:
         name: The JobSet's name.
         namespace: Namespace of the JobSet.
-        has_failed: Whether the JobSet has failed during `follow`.
+        has_failed: Whether the JobSet failed during `follow`.
     """
 
     def __init__(self, name: str) -> None:
@@ -278,13 +278,13 @@ class JobSet:
             manifest: Manifest of the JobSet. Its name is replaced by the name of this object.
 
         Raises:
-            InputError: If JobSets are not installed in the cluster, or this step may not create one.
+            InputError: If JobSets are not installed in the cluster, or this step lacks the permission to create one.
         """
         metadata = {key: value for key, value in manifest["metadata"].items() if key != "generateName"}
         manifest = {**manifest, "metadata": {**metadata, "name": self.name}}
         if own := os.environ.get(_POD_VARIABLE):
             step = self._ask(self._pods.read_namespaced_pod, own, self.namespace)
-            # Kubernetes deletes the JobSet with the run. Its pods use the service account of the step.
+            # Kubernetes deletes the JobSet with the run. The JobSet's pods use the service account of the step.
             owners = self._client.sanitize_for_serialization(step.metadata.owner_references or [])
             names = ("apiVersion", "kind", "name", "uid")
             manifest["metadata"]["ownerReferences"] = [{name: owner[name] for name in names} for owner in owners]
@@ -311,7 +311,7 @@ class JobSet:
         """
         restarts = 0
         while True:
-            state = self.state()  # Read before the logs, so that no line is printed after the last read.
+            state = self.state()  # Read before the logs, so that the logs of a finished JobSet are read to the end.
             self._relay()
             if state is None:
                 raise PlatformError(f"The jobset {self.name} was deleted while it trained a model. Run the step again.")
@@ -380,7 +380,7 @@ class JobSet:
         Raises:
             MissingError: If the object does not exist.
             InputError: If this step lacks the permission.
-            PlatformError: If the cluster rejects the request, or does not respond for long.
+            PlatformError: If the cluster rejects the request, or does not respond for a long time.
         """
         denied = (
             f"Cannot train on several hosts: the service account of this step may not call "

@@ -289,7 +289,7 @@ class DeviceLoop:
                     earlier[0].loss.block_until_ready()
             step += count
             if session.is_compiled:
-                # Without asynchronous dispatch, this block has ended too.
+                # If dispatch is not asynchronous, this block has ended too.
                 times.reach(step if watch.loss.is_ready() else step - count)
             now = time.monotonic()
             self._pace.learn(now - before)
@@ -308,7 +308,7 @@ class DeviceLoop:
             bar.update(session.examples_before(ready[1]) - session.examples_before(shown), f"loss {loss:.4f}")
             shown = ready[1]
             looked = now
-            if is_first:  # It has compiled the program.
+            if is_first:  # This step compiled the program, so its time does not count.
                 times.start(step)
             elif ready[1] == step:
                 times.reach(step)
@@ -331,7 +331,7 @@ class DeviceLoop:
         Args:
             watch: The program's result after the step: number of steps with a finite loss, and mean loss.
             step: Number of finished steps of the epoch.
-            first: Number of steps of the epoch that were finished when this session began it.
+            first: Number of steps that were already finished when this session began the epoch.
 
         Raises:
             InputError: If the loss of a step since `first` is not finite.

@@ -19,10 +19,10 @@ class Stopwatch:
     """Measures how long the host waits, by what it waits for. Time outside of `measure` blocks counts as `host`.
 
     Args:
-        kinds: What the host may wait for: `compute`, `input`, `checkpoint`.
+        kinds: Kinds of waiting to measure: `compute`, `input`, `checkpoint`.
 
     Attributes:
-        kinds: The kinds that are passed to the class, and `host`.
+        kinds: The kinds that are passed to the constructor, and `host`.
         waited_seconds: Seconds in which the host waited for `input` or `checkpoint` since the last call of
             `take_waited`. `take` does not reset this value.
     """
@@ -47,7 +47,7 @@ class Stopwatch:
             self._kind = outer
 
     def take(self) -> dict[str, float]:
-        """Return the seconds since the last call of `take`, by kind, with `host`. Their sum is the elapsed time."""
+        """Return the seconds since the last call of `take`, by kind, including `host`. The sum is the elapsed time."""
         self._charge()
         taken = self._seconds
         self._seconds = dict.fromkeys(self.kinds, 0.0)
@@ -73,7 +73,7 @@ class StepProfile:
     An object of this class stands in for the epoch's progress bar, and counts steps through the bar's updates.
 
     Args:
-        num_steps: Number of steps to profile. 0 disables the profile. A profile ends at the latest with its epoch.
+        num_steps: Number of steps to profile. 0 disables the profile. A profile ends with its epoch at the latest.
         batch_size: Examples per step.
         log_dir: TensorBoard's log directory. The profile is written there, to `plugins/profile/TIME/HOST.xplane.pb`.
         start: Function that starts the backend's profiler with a log directory.
@@ -100,7 +100,7 @@ class StepProfile:
 
         Args:
             bar: Progress bar of the epoch.
-            num_examples: Number of examples of the epoch on which the block trains.
+            num_examples: Number of examples on which the block trains.
         """
         self._bar = bar
         self._epoch_left = num_examples

@@ -31,7 +31,8 @@ def make_receipt(session: Session, result: TrainResult) -> Receipt:
     """Return the receipt of a finished training run, without the price and the name of a TPU or GPU machine.
 
     evaluate_model adds both from preflight's prediction. train_model does not read the catalogue of machines, because
-    the catalogue would then be part of the code in the step's cache key, and a new price would train the model again.
+    the catalogue would then be part of the code in the step's cache key, and every change of a price would cause the
+    model to be trained again.
     """
     device = session.device
     counts = session.step_times.counts

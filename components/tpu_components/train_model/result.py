@@ -14,13 +14,14 @@ class TrainResult:
     """Outcome of a training run.
 
     Attributes:
-        epochs: Finished epochs.
+        epochs: Number of finished epochs.
         best_epoch: Epoch (from 1) whose weights are in best.weights.h5.
         judged_by: Metric by which the best epoch was chosen, for example `validation_loss`, or `loss` (of the training
             split) if there is no validation split.
-        steps: Optimizer steps.
-        examples_seen: Number of examples that contributed to a gradient. Every epoch counts each example exactly once.
-        seconds: Seconds of the epochs in all sessions, including compilation, but not the time before the first epoch.
+        steps: Number of optimizer steps.
+        examples_seen: Number of examples that contributed to a gradient. Each example counts exactly once per epoch.
+        seconds: Duration of the epochs of all sessions, in seconds. It includes compilation, but not the time before
+            the first epoch.
         examples_per_second: Training examples per second, as the median over the epochs.
         metrics: Metrics of the last epoch on the training split, measured while the weights change: `loss`, without
             regularization penalties, and the metrics of the task, for example `accuracy`.
@@ -32,16 +33,16 @@ class TrainResult:
             all replicas; 0 with one replica.
         first_step_seconds: Seconds from the start of this session to the end of its first step, including start-up and
             compilation. 0 if no step was left to train.
-        time: Seconds of all epochs by what the host waited for: `compute` (training and validation on the device),
-            `input` (with the tensorflow backend, included in `compute`) and `checkpoint`. `host` is the remaining time,
-            in which the host did not wait.
+        time: Duration of all epochs, in seconds, divided by what the host waited for: `compute` (training and
+            validation on the device), `input` (with the tensorflow backend, included in `compute`) and `checkpoint`.
+            `host` is the remaining time, in which the host did not wait.
         sessions: Number of sessions: 1 plus the number of interruptions.
         goodput: Share of the paid time of all sessions that was spent on steps that are part of the result. The rest is
             start-up, waiting, validation, and steps that were lost when a session was killed.
         paid_seconds: Seconds of all sessions, by what the time was spent on: `trained`, `start_up`, `waiting` (for
             input and checkpoints), `lost` (steps that were lost when a session was killed) and `other` (validation,
-            compilation of later stages and saving the model). The time of a killed session is counted until its last
-            record, at most 10 seconds before the kill.
+            compilation of later stages and saving the model). The time of a killed session is counted up to its last
+            record, which was written at most 10 seconds before the kill.
     """
 
     epochs: int

@@ -41,16 +41,15 @@ _FREE_TO_CHANGE = ("checkpoint_seconds", "num_replicas", "profile_steps", "resid
 
 
 def run_digest(params: TrainParams, initial: InitialModel | None, manifest: Manifest, *program: Any) -> str:
-    """Return the SHA-256, in hex, of everything that must be equal in all sessions of a run.
+    """Return the SHA-256, in hex, of everything that must be the same in all sessions of a run.
 
-    Unlike `digest_of`, this function hashes the `repr` of the values. Without an initial model, the hashed values have
-    no entry for the initial model. Digests therefore equal those of earlier versions, so that training can continue
-    from checkpoints that an earlier version wrote.
+    Unlike `digest_of`, this function hashes the `repr` of the values, and it leaves out the initial model if there is
+    none. The digest is therefore the same as in earlier versions, and training can continue from their checkpoints.
 
     Args:
         params: Hyper-parameters of the training run.
-        initial: Model whose weights training starts with. It is compared by its digest.
-        manifest: Manifest of the records. It is compared by its fingerprint.
+        initial: Model whose weights training starts with, or None. Only its digest is hashed.
+        manifest: Manifest of the records. Only its fingerprint is hashed.
         program: Backend, precision and the model's configuration, which are known once the model is built.
     """
     fixed = {name: value for name, value in dataclasses.asdict(params).items() if name not in _FREE_TO_CHANGE}
@@ -69,19 +68,19 @@ class Session:
         checkpoint_dir: Folder of the checkpoints.
         unchanged: Future that is done when the records have been verified. No checkpoint is written before that.
         group: Process group of the hosts.
-        recorder: Recorder of the times of this session and of earlier sessions.
+        recorder: Recorder of this session and of the earlier sessions of the run.
         initial: Model whose weights training starts with, or None for new weights.
 
     Attributes:
         initial: Model whose weights the training started with, or None for new weights.
         class_weights: Weight of each class in the loss, from `weigh_classes`. Empty if all classes weigh the same.
         model: The keras.Model, compiled for `stage`.
-        used: Hyper-parameters that training uses and that may differ from `params`; see `used_hyperparameters`.
+        used: Hyper-parameters that training uses. They can differ from `params`; see `used_hyperparameters`.
         progress: Progress of the run.
-        steps: Steps of an epoch.
+        steps: Number of steps per epoch.
         batch_size: Examples per step, of all replicas together.
         has_stepped: Whether this session's first step has ended.
-        is_compiled: Whether a step of the current stage has ended in this session, so that its program is compiled.
+        is_compiled: Whether this session has finished a step of the current stage, so that the program is compiled.
         step_times: Histogram of step times, over all sessions on the same devices.
     """
 
@@ -185,15 +184,15 @@ class Session:
         return {name: variable for name, variable in self.variables().items() if name in self._averages}
 
     def select_weights(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Select the weights to validate and save from the values of all variables.
+        """From the values of all variables, select the weights to validate and save.
 
-        If `ema_decay` is set, the running averages of the weights are returned in place of the weights. The result has
-        the names of `weights`.
+        If `ema_decay` is set, the running averages of the weights are returned in place of the weights. The names are
+        those of `weights`.
         """
         return {weight: arrays[average] for weight, average in self._averages.items()}
 
     def assign_weights(self, arrays: Mapping[str, Array]) -> None:
-        """Assign to each weight the array with its name."""
+        """Assign to each weight the array that has the weight's name."""
         weights = self.weights()
         with self.device.scope():
             checkpoint.restore(weights, {name: arrays[name] for name in weights})
@@ -272,7 +271,7 @@ class Session:
         Args:
             arrays: Values of all variables.
             best: Weights of the best epoch if they have changed since the last checkpoint, otherwise None.
-            changes: Fields of `progress` that have other values in the checkpoint.
+            changes: Values that replace fields of `progress` in the checkpoint.
         """
         if not self._has_checkpoints:
             return
@@ -419,7 +418,7 @@ class Session:
         best = self.checkpoint_dir / checkpoint.BEST_FILE
         self.best, of_best = checkpoint.load_arrays(best) if best.is_file() else (None, None)
         identity = self.progress.identity
-        # Another run may have used the folder and died after it wrote best weights and before its first checkpoint.
+        # Another run may have used the folder, and ended after it wrote best weights but before its first checkpoint.
         is_best_ours = of_best is not None and of_best.identity == identity
         if saved is None or saved.identity != identity or (saved.best_epoch and not is_best_ours):
             progress.say(

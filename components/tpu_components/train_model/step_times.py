@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-# Ratio of the upper to the lower end of a range: a quantile is off by at most half a percent.
+# Logarithm of the ratio of a bin's upper end to its lower end. A quantile is off by at most half a percent.
 _RATIO = math.log(1.01)
 
 
@@ -24,8 +24,8 @@ class StepTimes:
         clock: Function that returns the current time, in seconds.
 
     Attributes:
-        is_counting: Whether steps are counted. The caller clears it in training stages that do not have the most
-            trainable parameters, because preflight predicts only the stage with the most trainable parameters.
+        is_counting: Whether steps are counted. The caller sets it to True only in the training stage with the most
+            trainable parameters, because preflight predicts only that stage.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -67,7 +67,7 @@ _LOG_DIR = "AIP_TENSORBOARD_LOG_DIR"  # Set by Vertex for a job: custom_job.prot
 
 
 def default_checkpoint_dir(output: Path) -> Path:
-    """Return the default folder for checkpoints of a model that is written to `output`.
+    """Return the default checkpoint folder for a model that is written to `output`.
 
     If the environment variable AIP_CHECKPOINT_DIR is set, as on Vertex AI, the result is the mounted folder of the URI
     in this variable. Otherwise, it is the folder `OUTPUT-checkpoints` next to `output`.
@@ -91,10 +91,10 @@ def train_model(
     Args:
         params: Hyper-parameters of the training.
         records_dir: Folder that create_tfrecords wrote.
-        output: Folder of the model, written atomically: best and last weights, history and TensorBoard logs.
+        output: Folder for the model: best and last weights, history and TensorBoard logs. It is written atomically.
         checkpoint_dir: Folder for checkpoints, from which a restarted run continues. None means
             `default_checkpoint_dir(output)`.
-        hosts: Hosts that train together, with the index of this host. With None, they are read from environment
+        hosts: Hosts that train together, with the index of this host. If None, they are read from environment
             variables.
 
     Raises:
@@ -169,7 +169,7 @@ class _Training:
         params, manifest = session.params, session.manifest
         self._session = session
         self._records_dir = records_dir
-        # Passages of a corpus may overlap; each character counts once. Convert the count to a number of examples.
+        # Passages of a corpus can overlap, but each character counts once. Convert the count to a number of examples.
         targets = math.prod(manifest.interface.target_shape)
         counted = manifest.split(TRAIN).statistics.get("num_characters", session.num_examples * targets)
         self._counted_examples = counted / targets
@@ -180,7 +180,7 @@ class _Training:
         self._metrics = [
             adapt(metric, manifest.interface, has_added_class(session.model)) for metric in measured_by(session.model)
         ]
-        # The metric that decides the best epoch and early stopping; and 1 if higher is better, -1 if lower is.
+        # Metric that determines the best epoch and early stopping, and its direction: 1 if higher is better, else -1.
         self._judged_by, self._sign = self._judge(params.monitor)
         self._callbacks = make_callbacks(session.model, params, self._known)
         self._loop = make_loop(session, records_dir, split.held_bytes if split else 0)
@@ -194,7 +194,7 @@ class _Training:
     def _known(self) -> dict[str, int]:
         """Metrics that the history has for each epoch, as {name: direction}.
 
-        The direction is 1 if higher is better, -1 if lower is better, and 0 if the direction is unknown.
+        The direction is 1 if higher is better, -1 if lower is better, and 0 if it is unknown which is better.
         """
         manifest = self._session.manifest
         task = manifest.interface.task
@@ -270,7 +270,7 @@ class _Training:
             session.end_if_asked()
 
     def _call_callbacks(self, entry: Mapping[str, float]) -> None:
-        """Call the model's callbacks at the end of an epoch, with the metrics in `entry`, an entry of the history.
+        """Call the model's callbacks at the end of an epoch. `entry`, an entry of the history, has the metrics.
 
         Validation metrics are passed under two names: the name in the history, such as `validation_loss`, and Keras's
         name, such as `val_loss`.

@@ -126,7 +126,7 @@ class ShardedPredictor:
         """Return the model's outputs for one of several batches.
 
         Args:
-            values: Values of all variables of the model, frozen or not.
+            values: Values of all variables of the model, including frozen variables.
             inputs: Batches of flattened inputs.
             number: Index of the batch.
         """

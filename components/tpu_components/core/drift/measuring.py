@@ -116,7 +116,7 @@ def _measure(grey: np.ndarray) -> np.ndarray:
     _, height, width = grey.shape
     flat = grey.reshape(len(grey), -1)
     count = height * width
-    # Sums in int32 are twice as fast, and those over 127 x 127 pixels fit into it.
+    # Sums in int32 are twice as fast, and int32 holds the sum over 127 x 127 pixels.
     total = flat.sum(1, dtype=np.int32).astype(np.int64)
     squares = np.einsum("ij,ij->i", flat, flat, dtype=np.int64, casting="unsafe")
     deviation = np.sqrt((count * squares - total**2).astype(np.float64)) / count
@@ -131,7 +131,7 @@ def _measure_colours(values: np.ndarray) -> np.ndarray:
 
     The shares are in thousandths, int16[N, 2].
     """
-    # First over rows, in uint16, into which 127 rows fit: a tenth of the time of rows and columns at once.
+    # Add up rows first, in uint16, which holds the sum of 127 rows. Rows and columns at once take ten times as long.
     columns = values.reshape(*values.shape[:2], -1).sum(1, dtype=np.uint16)
     light = columns.reshape(len(values), -1, 3).sum(1, dtype=np.int64)
     whole = light.sum(1)
@@ -154,7 +154,7 @@ def distributions(kind: str, rows: np.ndarray) -> dict[str, Distribution]:
 
 
 def count_labels(labels: np.ndarray) -> dict[str, Distribution]:
-    """Return the distribution of the number of labels per example. `labels` contains 0 or 1[num_examples, classes]."""
+    """Return the distribution of the number of labels per example. `labels` is 0 or 1, [num_examples, classes]."""
     return {LABELS.name: _describe(LABELS, labels.reshape(len(labels), -1).sum(axis=1).astype(np.int64))}
 
 
@@ -162,7 +162,7 @@ def count_independent(kind: str, rows: np.ndarray, labels: np.ndarray, groups: n
     """Return the effective sample size of grouped examples, divided by their number, for each measurement (figure).
 
     The result is stored as `Split.independence`. A figure's value is the smallest of the values for its mean and for
-    its quartiles. The name `classes` has the value for the class shares.
+    its quartiles. The key `classes` has the value for the class shares.
 
     Args:
         kind: Kind of example, `image` or `text`.

@@ -86,7 +86,7 @@ def find_shifts(new: DataSketch, old: DataSketch, confidence: float = 0.99) -> t
     Args:
         new: Sketch of the new data.
         old: Sketch of the data to compare with.
-        confidence: Least probability that no drift is reported between two samples of the same distribution.
+        confidence: Minimum probability that no drift is reported between two samples of the same distribution.
 
     Raises:
         InputError: If the sketches differ in kind or task.
@@ -120,7 +120,7 @@ def say_verdict(shifts: Sequence[Shift]) -> str:
 
 
 def say_rule(shifts: Sequence[Shift]) -> str:
-    """Return a description of the decision rule and the tests. Return an empty string if there are no shifts."""
+    """Return a description of the decision rule and the tests, or an empty string if there are no shifts."""
     if not shifts:
         return ""
     allowed = shifts[0].allowed
@@ -254,7 +254,7 @@ def _words(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
 
     Rare words form one category, and all unlisted words another. The words of one text are not independent, so each
     text counts as at most one draw (see `_effective`), which is conservative. If the new data do not list a frequent
-    word of the old data, its count is that of the rarest word that they list.
+    word of the old data, the word is counted as often as the rarest word that they list.
     """
     if not (new.common_words and old.common_words and new.num_training and old.num_training):
         return
@@ -301,7 +301,7 @@ def _targets(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
     Means are compared by Welch's t-test. The log ratio of two standard deviations is approximately normal with the
     standard error √((κ - 1) / 4 · (1 / n₁ + 1 / n₂)), where κ is the kurtosis of the targets (Bonett, Applied
     Psychological Measurement 30, 2006). Sketches do not contain the kurtosis, so the test uses an upper bound from
-    the range, but never less than 9, which makes it conservative. Sketches from older versions have no range, so 9
+    the range, but never less than 9. This makes the test conservative. Sketches from older versions have no range, so 9
     is used; if the targets have heavier tails than an exponential distribution, the test may then report drift by
     chance.
     """

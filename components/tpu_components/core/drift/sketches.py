@@ -25,7 +25,10 @@ _UNKNOWN = -1  # No exact number.
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
-    """Number, mean, population standard deviation and range of values. Without range in sketches of older versions."""
+    """Number, mean, population standard deviation and range of values.
+
+    Sketches of older versions have no range.
+    """
 
     num_examples: int
     mean: float
@@ -62,8 +65,8 @@ class DataSketch:
         num_training: Number of training examples.
         common_words: Counts of the most frequent words of the training examples, as in `Manifest`.
         independence: Effective sample size divided by the number of examples, by name of the distribution; see `Split`.
-        tokenization: Name of the rule that split the texts into words. Empty for images, and in files of old versions,
-            which used the rule `words`.
+        tokenization: Name of the rule that split the texts into words. Empty for images, and in files of older
+            versions, which always used the rule `words`.
     """
 
     source: str
@@ -97,8 +100,8 @@ class DataSketch:
     def count_independent(self, figure: str, num_examples: float) -> float:
         """Return the effective sample size of `num_examples` examples for the statistic with the name `figure`.
 
-        If `independence` does not contain the name, its smallest value is used. If `independence` is empty, the result
-        is `num_examples`.
+        If `independence` does not contain the name, the smallest value in `independence` is used. If `independence` is
+        empty, the result is `num_examples`.
         """
         return num_examples * self.independence.get(figure, min(self.independence.values(), default=1.0))
 

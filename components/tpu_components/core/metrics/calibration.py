@@ -47,7 +47,7 @@ def calibration_error(hit: np.ndarray, probabilities: np.ndarray, members: Any) 
     Args:
         hit: bool[examples]: whether each prediction is correct.
         probabilities: float[examples, classes].
-        members: Examples of every group, a result of `members_of`, or None if all examples are independent.
+        members: Examples of each group, from `members_of`. None if all examples are independent.
     """
     bins = calibration_bins(hit, probabilities)
     value = sum(item["count"] * abs(item["accuracy"] - item["confidence"]) for item in bins) / len(hit)
@@ -102,7 +102,7 @@ def _interval(
     def is_as_high(size: float) -> bool:
         return bool(np.quantile(np.abs(size * gaps + noises) @ weights, (1 + sure) / 2) >= error)
 
-    least, _ = bisect(is_as_high, 0.0, 1.0, _NUM_HALVINGS)  # True size of the gaps, relative to the computed.
+    least, _ = bisect(is_as_high, 0.0, 1.0, _NUM_HALVINGS)  # True size of the gaps, relative to the computed size.
     reach = float(
         special.stdtrit(min(freedom, 1e9), (1 + sure) / 2) * np.linalg.norm((weights * np.sign(gaps)) @ spread)
     )

@@ -9,7 +9,7 @@ from tpu_components.core.base.frameworks import sparse
 from tpu_components.core.examples.interface import THRESHOLD
 from tpu_components.core.metrics.estimates import Estimate, count_deciding, standard_error
 
-_FEW = 5  # Fewer examples of a class do not suffice to estimate the variance within it.
+_FEW = 5  # With fewer examples of a class, the variance within the class cannot be estimated.
 
 
 class ClassCounts(NamedTuple):
@@ -67,7 +67,7 @@ def mean_of_shares(parts: Any, wholes: Any, members: Any, is_f1: bool = False) -
     Args:
         parts: Numerators, float64[examples, classes].
         wholes: Denominators, of the same shape.
-        members: Examples of every group, a result of `members_of`, or None if all examples are independent.
+        members: Examples of each group, from `members_of`. None if all examples are independent.
         is_f1: Whether the ratio is F1, whose bias on few examples is corrected.
     """
     right = parts.sum(axis=0)
@@ -123,9 +123,9 @@ def _centers(right: np.ndarray, counts: np.ndarray, decide: np.ndarray) -> tuple
 
 
 def count_scores(positive: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the distinct scores, ascending, the index of every example's score, and counts of examples.
+    """Return the distinct scores, ascending, the index of every example's score, and two counts of examples.
 
-    The counts are two float64[scores]: the numbers of positive and of negative examples with each score.
+    The counts are the numbers of positive and of negative examples with each score, float64[scores] each.
     """
     values, places = np.unique(scores, return_inverse=True)
     return values, places, np.bincount(places, positive, len(values)), np.bincount(places, ~positive, len(values))
@@ -137,7 +137,7 @@ def mean_area(positive: np.ndarray, scores: np.ndarray, members: Any = None) -> 
     Args:
         positive: bool[examples, labels]: which examples have a label.
         scores: float[examples, labels]: scores of the labels.
-        members: Examples of every group, a result of `members_of`, or None if all examples are independent.
+        members: Examples of each group, from `members_of`. None if all examples are independent.
 
     Returns:
         The estimate, or None if no label has both positive and negative examples.
@@ -174,7 +174,7 @@ def _rights(positive: np.ndarray, scores: np.ndarray) -> np.ndarray:
 
 
 def mean_average_precision(positive: np.ndarray, scores: np.ndarray, members: Any = None) -> Estimate | None:
-    """Estimate the average precision, averaged over labels, or None if no example has a label.
+    """Estimate the mean of the average precision over all labels, or return None if no example has a label.
 
     The influence of an example on a label's average precision has two parts: the precision at its score if the example
     is positive, and its effect on the precision at lower scores.

@@ -28,7 +28,7 @@ class Difference:
     """Difference between a model and the champion in one metric on the same examples, with confidence bounds.
 
     Attributes:
-        advantage: Difference by which the model is better than the champion. Negative if the model is worse.
+        advantage: Amount by which the model is better than the champion. Negative if the model is worse.
         least: Lower confidence bound of the true difference, at the gate's confidence, or None if there are too few
             examples.
         most: Upper confidence bound of the true difference, at the same confidence, or None if there are too few
@@ -74,7 +74,7 @@ def compare_metrics(challenger: ModelMetrics, champion: ModelMetrics, confidence
 
 
 def compare(challenger: Estimate, champion: Estimate, sign: int, confidence: float) -> Difference | None:
-    """Return the difference of a metric between two models on the same examples, or None for too few examples.
+    """Return the difference of a metric between two models on the same examples, or None if there are too few.
 
     Args:
         challenger: Metric of the model.

@@ -1,6 +1,6 @@
 """Table of all metrics: name, direction (which values are better), and the function that estimates the metric.
 
-Gate, report, command line and comparisons use this table. Importing it loads no other library than NumPy.
+The gate, the report, the command line and comparisons use this table. Importing it loads no library except NumPy.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ from tpu_components.core.metrics.estimates import (
 HIGHER = 1
 LOWER = -1
 NEITHER = 0
-NO_CONFIDENCE = 0.5  # Confidence without a margin: of two equal models, either scores higher half of the time.
+NO_CONFIDENCE = 0.5  # Without a significance test: each of two equal models scores higher half of the time.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ class ScoredExamples:
         targets: Targets of all examples.
         outputs: Predictions for all examples.
         top_k: Number of classes for `top_k_accuracy`.
-        members: Examples of every group, a result of `members_of`, or None if all examples are independent.
+        members: Examples of each group, from `members_of`. None if all examples are independent.
     """
 
     task: Task
@@ -154,7 +154,7 @@ class Metric:
         task: The task.
         name: Name in evaluation.json, in thresholds and in registries.
         label: Name in reports; `{top_k}` is replaced by the number of classes of top-k accuracy.
-        direction: Whether `HIGHER` or `LOWER` is better; equal for all tasks with a metric of this name.
+        direction: `HIGHER` or `LOWER`, whichever is better; the same in all tasks that have a metric of this name.
         estimate: Function that estimates the metric from the `ScoredExamples` of the task. It returns None if the
             metric is undefined.
         least: Smallest possible value.
@@ -211,7 +211,7 @@ def _roc_auc(scored: ScoredClasses) -> Estimate | None:
     return mean_area((scored.targets == 1)[:, None], scored.outputs[:, 1:], scored.members)
 
 
-# The first metric of each task is the one that the gate compares; headlines are in the order of reports.
+# The first metric of each task is the one that the gate compares. Reports show headline metrics in this order.
 METRICS: tuple[Metric, ...] = (
     Metric(CLASSIFICATION, "accuracy", "Accuracy", HIGHER, lambda scored: share_of(scored.is_right), is_share=True),
     Metric(
@@ -339,13 +339,13 @@ Estimators = Mapping[str, Callable[[], Estimate | None]]
 def estimators(
     task: Task, targets: np.ndarray, outputs: np.ndarray, top_k: int = 1, groups: np.ndarray | None = None
 ) -> Estimators:
-    """Return a task's metrics by name, each as a function that returns its estimate, or None if it is undefined.
+    """Return, for each metric of a task, a function that returns its estimate, or None if the metric is undefined.
 
     Args:
         task: The task.
         targets: Targets of all examples, each of the shape `Interface.target_shape`.
         outputs: Predictions for all examples, all finite, each of the shape `Interface.output_shape`. For a language
-            model, float64[passages, num_tokens, 2], see `score_passages`.
+            model, float64[passages, num_tokens, 2]; see `score_passages`.
         top_k: Number of classes for `top_k_accuracy`.
         groups: int[examples]: the group that each example belongs to, or None if all are independent.
     """

@@ -46,7 +46,7 @@ def _rows(names: Sequence[str], **columns: Any) -> list[dict[str, Any]]:
 
 
 def _describe_names(names: Sequence[str], counts: ClassCounts, **more: Any) -> dict[str, Any]:
-    """Return the number of classes without examples, and support, precision, recall and F1 for each class or label.
+    """Return the number of classes without examples, and the support, precision, recall and F1 of each class or label.
 
     Undefined values are 0.
     """
@@ -170,7 +170,7 @@ _DETAILS: Mapping[str, Callable[[np.ndarray, np.ndarray, Sequence[str]], dict[st
 
 
 def macro_notes(details: Mapping[str, Any]) -> dict[str, str]:
-    """Return a note about classes without examples for each macro-averaged metric, by the name of the metric.
+    """For each macro-averaged metric, return a note about the classes without examples, by the metric's name.
 
     Return {} if all classes have examples.
     """

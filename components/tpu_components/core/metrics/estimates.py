@@ -29,17 +29,17 @@ class Estimate:
     Attributes:
         value: Value of the metric.
         influence: float64[examples]: influence of every example, or group of examples, on the metric. The mean is 0,
-            except for classes with few examples, see `class_means`.
+            except for classes with few examples; see `class_means`.
         hits: bool[examples]: whether each prediction is correct, if the metric is the share of correct predictions.
             None for other metrics.
-        support: Number of examples, or groups, that determine a metric between 0 and 1 that has no `hits`, or None for
-            other metrics.
+        support: For a metric between 0 and 1 without `hits`, the number of examples, or groups, that determine it. None
+            for other metrics.
         correction: Factor by which the standard error is multiplied; above 1 for few examples.
         freedom: Upper limit of the degrees of freedom of the standard error.
         bias: Expected value of the metric on many examples, minus its expected value on this number of examples.
         smallest: Weight of the smallest class in a mean over classes, and the number of examples of that class.
-        interval_method: Function that returns the interval for a confidence, if the metric has a special method,
-            otherwise None.
+        interval_method: Function that returns the confidence interval for a confidence level. None if the metric has no
+            method of its own.
         num_independent: Number of independent examples that would give the same standard error, or None if the examples
             are not grouped.
     """
@@ -60,7 +60,7 @@ def standard_error(influence: np.ndarray) -> tuple[float, float]:
     """Return the standard error of a metric from the influences of the examples, and its degrees of freedom.
 
     The degrees of freedom are n / (kurtosis - 1), half as many as by Satterthwaite's rule. They are about k if only k
-    examples have an influence. Both results are 0 if no example has an influence, and for a single example.
+    examples have an influence. Both results are 0 if no example has an influence, or if there is only one example.
     """
     num_examples = len(influence)
     squares = np.square(influence)
@@ -100,8 +100,8 @@ def by_group(estimate: Estimate, members: Any) -> Estimate:
 def count_deciding(present: Any, members: Any) -> Any:
     """Count, for each class, the examples with a true value in `present`, bool[examples, classes].
 
-    If `members` is a result of `members_of`, and not None, count the groups that contain at least one of these
-    examples. The result is float64[classes].
+    If `members`, from `members_of`, is not None, count the groups that contain at least one of these examples. The
+    result is float64[classes].
     """
     return present.sum(axis=0) if members is None else (members @ present > 0).sum(axis=0)
 
@@ -136,7 +136,7 @@ def ratio_of_hits(parts: np.ndarray, wholes: np.ndarray, members: Any) -> Estima
 
 
 def r_squared(targets: np.ndarray, values: np.ndarray) -> Estimate | None:
-    """Estimate R², averaged over the targets, or None if a target has the same value in all examples."""
+    """Estimate R², averaged over the targets, or return None if a target has the same value in all examples."""
     errors = np.square(targets - values)
     whole = np.square(targets - targets.mean(axis=0))
     variance = targets.var(axis=0)
@@ -189,8 +189,8 @@ def jackknife(
 
     Return None if the estimate is not finite.
 
-    The standard error is that of the delete-a-group jackknife (Kott, Journal of Official Statistics 17, 2001). The
-    examples of a group, which depend on each other, are in one part.
+    The standard error is that of the delete-a-group jackknife (Kott, Journal of Official Statistics 17, 2001). All
+    examples of a group are in the same part, because they depend on each other.
     """
     num_examples = len(targets)
     codes = np.arange(num_examples) if groups is None else np.unique(groups, return_inverse=True)[1]

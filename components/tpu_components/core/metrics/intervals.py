@@ -17,7 +17,7 @@ def find_interval(estimate: Estimate, confidence: float) -> tuple[float, float] 
     A share of correct predictions has the exact interval (Clopper and Pearson, 1934). Other metrics from 0 to 1 need at
     least ten examples, and have the same interval for their effective number of examples (Korn and Graubard, Survey
     Methodology 24, 1998). Unbounded metrics have the interval of Student's t. A metric with a special method
-    (`Estimate.interval_method`) uses this method.
+    (`Estimate.interval_method`) uses that method.
     """
     if confidence == 0:
         return estimate.value, estimate.value

@@ -36,7 +36,7 @@ def direction_of(metric: Any) -> int:
 def adapt(metric: Any, interface: Interface, has_one_output: bool) -> Any:
     """Change a Keras metric so that it converts the targets of a data set, and return the metric.
 
-    The conversion is that of `convert_targets`.
+    `convert_targets` describes the conversion.
 
     Args:
         metric: The Keras metric.
@@ -108,7 +108,7 @@ def convert_targets(
     num_classes = interface.num_classes
     has_numbers = interface.task_name == CLASSIFICATION
     # The number of examples differs from the number of classes, so that wrong shapes cannot match by accident. The
-    # first two examples are of one class, to detect a loss that compares examples of a class.
+    # first two examples have the same class, to detect a loss that compares the examples of a class with each other.
     labels = np.maximum(np.arange(5 if num_classes == 4 else 4) - 1, 0) % num_classes
     outputs = np.linspace(0.1, 1, labels.size * num_classes, dtype=np.float32).reshape(labels.size, num_classes)
     outputs /= outputs.sum(axis=1).max()
@@ -126,7 +126,7 @@ def convert_targets(
         problem = "" if has_numbers and not is_softened else f"it expects the number of a class as target, but {others}"
     if problem:
         raise InputError(
-            f"{what} does not fit the data, {interface.task_name} with outputs of shape {interface.output_shape}: "
+            f"{what} does not fit the data (task {interface.task_name}, outputs of shape {interface.output_shape}): "
             f"{problem}. Change its parameters, or remove it."
         )
 

@@ -26,7 +26,7 @@ class GroundTruth:
 
     Attributes:
         task: The task.
-        targets: Targets of the examples, each shaped as `Interface.target_shape` says.
+        targets: Targets of the examples, each of the shape `Interface.target_shape`.
         names: Names of the classes, labels or targets.
         groups: Group of each example: int[examples], or None if all are independent.
         properties: Properties of all examples, by name, as `load_slices` returns them. Texts also have `length`,
@@ -98,8 +98,8 @@ def compute_metrics(
     """Compute the metrics of a model's predictions.
 
     Args:
-        truth: At least one example.
-        outputs: Finite predictions for these examples, each shaped as `Interface.output_shape` says; for a language
+        truth: The examples to score, at least one.
+        outputs: Finite predictions for these examples, each of the shape `Interface.output_shape`. For a language
             model, results of `score_passages`.
         top_k: Number of most probable classes for `top_k_accuracy`. It is at most num_classes - 1, because the true
             class is always among all classes.

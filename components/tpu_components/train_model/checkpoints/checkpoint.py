@@ -1,4 +1,4 @@
-"""Saves and restores checkpoints of a training run, also within an epoch.
+"""Saves and restores checkpoints of a training run, at the end of an epoch or within it.
 
 A checkpoint is one file with all variables, the position in the data and the history. The file is written atomically.
 
@@ -34,20 +34,20 @@ class TrainingProgress:
     Attributes:
         identity: Result of `run_digest`, including its argument `program`. A run continues only from a checkpoint with
             the same identity.
-        epoch: Finished epochs.
-        step: Finished steps of the current epoch.
-        seconds: Training time so far.
+        epoch: Number of finished epochs.
+        step: Number of finished steps of the current epoch.
+        seconds: Training time so far, in seconds.
         best_epoch: Epoch (from 1) with the best value so far of the metric that `TrainParams.monitor` selects, or 0
             before the end of the first epoch.
         best_loss: Value of this metric in `best_epoch`, or None before the end of the first epoch.
-        history: Metrics and times of each finished epoch, by name.
+        history: Metrics and durations of each finished epoch, by name.
         batch_size: Examples per step, of all replicas together.
-        start_seconds: Part of `seconds` before the end of the first step of each session and stage, including
+        start_seconds: Part of `seconds` that passed before the first step of each session and stage ended. It includes
             compilation.
-        waited_seconds: Part of `seconds`, after the first step of each session, in which the host waited for input or
-            checkpoints.
+        waited_seconds: Part of `seconds` in which the host waited for input or checkpoints after the first step of each
+            session.
         end_seconds: Seconds between epochs in which the host waited for checkpoints. They are not part of `seconds`.
-        saved_at: Time of the checkpoint, in seconds since 1970; 0 in checkpoints of older versions.
+        saved_at: Time when the checkpoint was saved, in seconds since 1970. 0 in checkpoints of older versions.
         step_counts: Histogram of step times, from `StepTimes.counts`. Empty in checkpoints of older versions.
         timed_on: Name of the devices on which the steps in `step_counts` were timed.
     """

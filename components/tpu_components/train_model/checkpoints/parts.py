@@ -23,7 +23,7 @@ from tpu_components.core.files.unpacking import DAMAGED
 from tpu_components.core.machines.hosts import ProcessGroup
 
 PARTS_DIR = "parts"
-SEEN_SECONDS = 15.0  # Time until a bucket's mount shows one host the files of another.
+SEEN_SECONDS = 15.0  # Time until a host sees, in a mounted bucket, a file that another host wrote.
 _Bounds = tuple[tuple[int, int], ...]  # Start and end along each axis.
 
 
