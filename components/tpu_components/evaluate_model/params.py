@@ -65,9 +65,9 @@ class EvaluateParams:
             `data.slice_columns`. Lengths and sizes are divided into quarters.
         slice_minimum: Lowest allowed accuracy of every slice, or F1 for multi-label data. A slice fails if its value is
             significantly lower. Not available for a regression or a language model.
-        max_slice_regression: Margin by which accuracy (or F1, or the loss of a regression) may be worse than the
-            champion's in a slice. A slice fails if it is significantly worse than the champion's by more than the
-            margin.
+        max_slice_regression: Margin by which the accuracy of each slice (or F1 for multi-label data, or the loss of a
+            regression) may be worse than the champion's. A slice fails if its value is significantly worse than the
+            champion's by more than the margin.
         beat_baseline: Reject a model that is not significantly better than the best constant prediction: the most
             frequent class, the best set of labels, the mean, or the frequency of every character.
         split: The split to score.

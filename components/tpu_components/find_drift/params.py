@@ -32,7 +32,7 @@ class DriftResult:
 
     Attributes:
         alike: Whether no statistic has drifted.
-        drifted: Names of the drifted statistics, the largest effect in relation to its threshold first.
+        drifted: Names of the drifted statistics, sorted by effect size divided by threshold, the largest first.
     """
 
     alike: bool

@@ -33,9 +33,9 @@ class TrainResult:
             all replicas; 0 with one replica.
         first_step_seconds: Seconds from the start of this session to the end of its first step, including start-up and
             compilation. 0 if no step was left to train.
-        time: Duration of all epochs, in seconds, divided by what the host waited for: `compute` (training and
-            validation on the device), `input` (with the tensorflow backend, included in `compute`) and `checkpoint`.
-            `host` is the remaining time, in which the host did not wait.
+        time: Seconds of all epochs, grouped by what the host waited for: `compute` (training and validation on the
+            device), `input` (with the tensorflow backend, included in `compute`) and `checkpoint`. `host` is the
+            remaining time, in which the host did not wait.
         sessions: Number of sessions: 1 plus the number of interruptions.
         goodput: Share of the paid time of all sessions that was spent on steps that are part of the result. The rest is
             start-up, waiting, validation, and steps that were lost when a session was killed.

@@ -60,7 +60,7 @@ class ModelMetrics:
     Attributes:
         task: Name of the task.
         num_examples: Number of scored examples or, for a language model, of scored passages.
-        estimates: The metrics of the task that are defined, by name.
+        estimates: The defined metrics of the task, and additional metrics, by name.
         details: Results that are not scalar metrics, as JSON values by name; see `details`.
         directions: For each additional metric among the estimates: 1 if higher is better, -1 if lower is better.
     """
