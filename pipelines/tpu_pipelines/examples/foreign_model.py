@@ -14,7 +14,7 @@ def train_elsewhere(records: dsl.Output[dsl.Dataset], model: dsl.Output[dsl.Mode
     """Write scikit-learn's digits as TFRecord files, and train a Keras model. Return the files as a source.
 
     Args:
-        epochs: Epochs of the training.
+        epochs: Number of training epochs.
 
     Returns:
         records: TFRecord files with the features `image/encoded` and `image/class/label`.

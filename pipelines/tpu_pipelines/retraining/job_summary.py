@@ -51,7 +51,7 @@ class RunFindings:
         preflight: Report of preflight.
         champion: Time, price and memory of the training run of the registered champion.
         same_as: Registered version of the model, if every step came from the cache; otherwise empty.
-        unread: Error if the run succeeded but its metrics could not be read; otherwise empty.
+        unread: Error message if the run succeeded but its metrics could not be read; otherwise empty.
     """
 
     reasons: tuple[Rule, ...] = ()
@@ -268,7 +268,7 @@ def _legal(text: str) -> str:
 
 
 def _champion(evaluation: Evaluation | None, look_up: Callable[[], str]) -> NamedFootprint | None:
-    """Return the footprint of the champion in an evaluation, or None if there is no champion or footprint.
+    """Return the footprint of the champion in an evaluation, or None if the champion or its footprint is missing.
 
     Args:
         evaluation: The evaluation.

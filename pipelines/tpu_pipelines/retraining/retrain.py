@@ -49,7 +49,7 @@ class Occasion:
 
     Attributes:
         changed: Run if data, configuration or code have changed.
-        older_than: Run if the last run is at least this old. None disables the condition.
+        older_than: Run if the last run is older than this. None disables the condition.
         always: Always run.
         drifted: Run if the data have changed and drifted from the champion's data.
     """
@@ -164,8 +164,8 @@ def decide(
             `occasion.drifted` is set.
 
     Returns:
-        The decision. By default, no run is needed if an equal run, submitted or scheduled, is still running or has
-        ended with a decision of the gate.
+        The decision. By default, no run is needed if an identical run, submitted or scheduled, is still running or
+        has ended with a decision of the gate.
     """
     job = plan.jobs[0]
     last = look_up(plan, submitter) or submitter.latest(job.name)

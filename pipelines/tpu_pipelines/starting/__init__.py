@@ -1,1 +1,1 @@
-"""Inspects data, and writes a first configuration for them."""
+"""Inspects a data set, and writes a first configuration for it."""

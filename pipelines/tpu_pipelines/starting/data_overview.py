@@ -1,4 +1,4 @@
-"""Gives an overview of data within seconds: counts, classes, sizes and damaged files."""
+"""Gives an overview of a data set within seconds: counts, classes, sizes and damaged files."""
 
 import contextlib
 import dataclasses
@@ -83,8 +83,8 @@ class DataOverview(Displayed):
         channels: Numbers of channels of the images: 1, 3 or both.
         lengths: Number of words of each text that was read.
         damaged: Damaged examples among the examples that were read: reasons by name.
-        unusable: Examples that cannot be used, and are detected without reading files: reasons by name. They are table
-            rows without a label, texts without words, and files that are missing or empty.
+        unusable: Examples that cannot be used: reasons by name. Only problems that are visible without reading files
+            count: table rows without a label, texts without words, and files that are missing or empty.
         num_inputs: Number of all inputs, usable or not.
         class_splits: Number of examples by class or label, for each split.
         warnings: Warnings about splits whose words are mostly unknown, one for each such split.
@@ -167,7 +167,7 @@ class DataOverview(Displayed):
             least, most = (f"{height}×{width}" for height, width in (by_area[0], by_area[-1]))
             lines.append(f"{least if least == most else f'from {least} to {most}'} pixels, {colours}")
         if self.kind == TEXT and self.lengths:
-            lines.append(f"{min(self.lengths):,} to {max(self.lengths):,} words, half of them within {self.typical:,}")
+            lines.append(f"{min(self.lengths):,} to {max(self.lengths):,} words, with a median of {self.typical:,}")
         return lines
 
     def _class_lines(self) -> list[str]:

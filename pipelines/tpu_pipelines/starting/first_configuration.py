@@ -1,4 +1,4 @@
-"""Writes a first configuration for data, based on an overview of the data, with reasons for the chosen values."""
+"""Writes a first configuration for a data set, based on an overview of the data, and explains the chosen values."""
 
 import dataclasses
 import importlib
@@ -44,7 +44,7 @@ _SIDES = (32, 48, 64, 96)  # Sides of the training images; a CPU is slow with la
 _SMALL_PIXELS = 128 * 128  # Images of one size are not resized up to this number of pixels.
 _WANTED_STEPS = 1_500
 _TEXT_LEARNING_RATE = 0.003
-_BETTER = 0.1  # The first gate requires a macro F1 that exceeds that of a constant answer by this.
+_BETTER = 0.1  # By how much the macro F1 must exceed that of a constant answer to pass the first gate.
 _WIDTH = 110
 _AS_THE_MODEL = "As the model requires."
 _COMPILED = re.compile(rb'\.compile\(|"compile_config": \{"')
@@ -135,10 +135,12 @@ def plan_start(
     raw: dict[str, Any] = {"name": name, "data": data, "model": model, "training": training}
     if overview.is_imbalanced:
         training["balance_classes"] = True
-        more["training.balance_classes"] = "The classes differ much in size. With balancing, all have the same weight."
+        more["training.balance_classes"] = (
+            "The classes differ greatly in size. Balancing gives all classes the same weight."
+        )
         constant = 1 / len(overview.class_examples)  # Macro F1 of always answering one class is at most this.
         raw["gate"] = {"beat_baseline": False, "minimum": {"macro_f1": round(constant + _BETTER, 2)}}
-        more["gate.beat_baseline"] = "Always predicting the most frequent class has a high accuracy, so use macro_f1."
+        more["gate.beat_baseline"] = "Always predicting the most frequent class gives a high accuracy, so use macro_f1."
     if workflow:
         raw["machine"] = CHEAPEST_MACHINE
         more["machine"] = "Machine for the runs of the workflow; `run` trains on this computer."
@@ -352,9 +354,11 @@ def _hints(overview: DataOverview) -> list[str]:
     hints = []
     examples = overview.split_examples.get(TEST, 0)
     if examples < 100:
-        hints.append(f"{examples:,} test examples can tell models apart only if they differ much. More data would help")
+        hints.append(
+            f"{examples:,} test examples can distinguish only models that differ greatly. More data would help"
+        )
     if overview.is_imbalanced:
-        hints.append("the classes differ much in size, so they are balanced in training and judged by macro_f1")
+        hints.append("the classes differ greatly in size, so they are balanced in training and judged by macro_f1")
     return hints
 
 

@@ -36,7 +36,7 @@ def check_cron(cron: str) -> None:
     """Check that a cron expression is well formed.
 
     Raises:
-        InputError: If the expression does not have five fields.
+        InputError: If the expression does not have five well-formed fields.
     """
     fields = _TIME_ZONE.sub("", cron, count=1).split()
     if len(fields) != 5 or not all(re.fullmatch(r"[\w*/,-]+", field) for field in fields):
@@ -55,7 +55,7 @@ def upsert(
     schedule at the same time, only the oldest remains, and a retry finds a schedule whose creation was not confirmed.
 
     Args:
-        client: Client of the platform, which does not retry.
+        client: Client of the platform. It must not retry by itself.
         job: Job that the schedule starts.
         cron: Cron expression of the start times.
         backoff: Policy for retries after transient errors.

@@ -1,7 +1,9 @@
-"""Submits a run to a platform once, follows it to its end, and moves it to the next machine if one is not available.
+"""Submits a run to a platform exactly once, and follows it to its end.
+
+If a machine is not available, the run moves to the next machine.
 
 All state is on the platform. The ID of a job is derived from the configuration, the data and the code. A repeated
-submission therefore finds the existing job, even if it is concurrent or comes from another computer.
+submission therefore finds the existing job, even if the submission is concurrent or comes from another computer.
 """
 
 import dataclasses
@@ -107,7 +109,7 @@ def plan_submission(config: Config, platform: Platform, settings: Settings) -> R
     """
     machines = require_machine(config, platform).candidates
     data = None if find_source(config.data.source_ref).is_downloaded else check_data(config)
-    # Local data are refused by the compilation, and data of a library are small.
+    # The compilation rejects local data, and the data sets of libraries are small.
     listed = data.listing if data and config.data_location.is_remote else None
     sized, resources = with_sizes(config, measure(listed, config.data), platform) if listed else (config, "")
     compiled = [
@@ -141,7 +143,7 @@ def plan_submission(config: Config, platform: Platform, settings: Settings) -> R
 
 
 def without_cache(plan: RunPlan) -> RunPlan:
-    """Return a copy of the plan in which every step runs, without the platform's cache and earlier checkpoints.
+    """Return a copy of the plan in which every step runs, without using the platform's cache or earlier checkpoints.
 
     The run writes its checkpoints to a new folder, whose name contains the current time. A job that restarts continues
     from these checkpoints, and so does a job on a fallback machine.
@@ -181,7 +183,7 @@ def submit(plan: RunPlan, submitter: PlatformClient, again: bool = False) -> Sub
     if (newest := look_up(plan, submitter)) is None:
         return submitter.create(plan.jobs[0])
     job, *fallbacks = plan.jobs_from(newest.job_id)
-    if fallbacks and _lacked_machine(newest, job):  # The process that waited was killed before the next machine.
+    if fallbacks and _lacked_machine(newest, job):  # The waiting process was killed before this.
         return submitter.create(fallbacks[0])
     if again and newest.state.is_final:
         return submitter.create(plan.round(plan.number_of(newest.job_id) + 1)[0])

@@ -595,7 +595,8 @@ def test_csv_refuses_an_unknown_split(tmp_path, split):
         ),
         (
             "path,label\né.png,cat\n".encode("latin-1"),
-            r"in UTF-8, received 'utf-8' codec .* in line 2\. .*If the line should be 'é\.png,cat', .* Windows-1252",
+            r"csv: 'utf-8' codec .* in line 2\. Expected a CSV file in UTF-8\. "
+            r".*If the line should be 'é\.png,cat', .* Windows-1252",
         ),
         (
             'path,label\n"' + "x" * 1_100_000 + '",cat\n',

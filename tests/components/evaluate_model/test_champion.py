@@ -130,7 +130,7 @@ def test_decisions_on_a_test_set_are_counted_and_compared_with_the_best_that_was
     for _ in range(2):  # A repeated evaluation is no second decision.
         result = evaluate_model(params, digits_records, first, tmp_path / "evaluation")
         assert said(result)[0] == (
-            "passed: decision 1 on this test set of 52 that share an error rate of 5%: this one uses 1.1%"
+            "passed: decision 1 on this test set; 52 decisions share an error rate of 5%; this one uses 1.1%"
         )
         assert "with 98.9% confidence" in said(result)[1]
     registry.register(first, tmp_path / "export", **_FACTS)
@@ -140,7 +140,7 @@ def test_decisions_on_a_test_set_are_counted_and_compared_with_the_best_that_was
     held_out.record(model_digest(trained_digits), True, {"accuracy": 1.0}, {})
     result = evaluate_model(params, digits_records, second, tmp_path / "evaluation")
     rules = said(result)
-    assert rules[0].startswith("passed: decision 3 on this test set of 52")
+    assert rules[0].startswith("passed: decision 3 on this test set; 52 decisions share")
     assert "ties with the champion's" in rules[1]
     assert "ties with that of version 0001, the best that was promoted:" in rules[2]
     scored = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
@@ -224,7 +224,7 @@ def test_a_decision_that_came_during_the_evaluation_is_counted_first(
     monkeypatch.setattr(evaluation, "predict_split", predict_slowly)
     model = _with_other_bytes(trained_digits, tmp_path / "b")
     result = evaluate_model(params, digits_records, model, tmp_path / "evaluation")
-    assert said(result)[0].startswith("passed: decision 2 on this test set of 52")
+    assert said(result)[0].startswith("passed: decision 2 on this test set; 52 decisions share")
     assert json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())["test_set"]["number"] == 2
 
 

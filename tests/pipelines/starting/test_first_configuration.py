@@ -66,7 +66,7 @@ def test_init_writes_a_configuration_with_reasons_a_model_and_a_workflow(photos)
     done = tpu_pipelines_here("init", "My photos", "--workflow", "--set", "training.epochs=3", cwd=photos.parent)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("next: tpu-pipelines check My-photos.yaml\n")
-    assert "hint: the classes differ much in size" in done.stderr
+    assert "hint: the classes differ greatly in size" in done.stderr
     text = (photos.parent / "My-photos.yaml").read_text()
     assert "  image_size: [48, 48]    # Height and width of all images." in text
     assert "# 1 of 62 examples that were read are damaged" in text

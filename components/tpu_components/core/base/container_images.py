@@ -8,7 +8,7 @@ from typing import Any
 
 from tpu_components.core.base.errors import InputError
 
-# Built by `make image` and `make image-beam`; platforms cannot pull them. Components use them without `with_image`.
+# `make image` and `make image-beam` build these images, which platforms cannot pull. Components use them by default.
 LOCAL_IMAGE = "tpu-pipelines/python:latest"
 LOCAL_BEAM_IMAGE = "tpu-pipelines/beam:latest"
 IMAGE_VARIABLES = {  # Environment variable of each field of `Images`.
@@ -33,7 +33,8 @@ class Images:
     Attributes:
         training: Image of preflight, of training, and of evaluation on a TPU or GPU. The other steps use this image,
             too, if TPU_PIPELINES_STEPS_IMAGE is not set.
-        other_steps: Smaller image of the steps that need neither a TPU nor the TPU compiler. Empty means `training`.
+        other_steps: Smaller image of the steps that need neither a TPU nor the TPU compiler. If empty, these steps use
+            the image `training`.
         beam: Image of Beam's workers and of the step that starts them. It is separate because Beam conflicts with
             libraries that other steps need.
         serving: Image of the model server.
@@ -69,7 +70,7 @@ def load_images(environment: Mapping[str, str]) -> Images:
 
 
 def in_place_of_shell(component: Any) -> Any:
-    """Change a KFP component so that its shell is replaced by Python (`exec`), and return the component.
+    """Change a KFP component so that Python replaces the shell that starts it (`exec`), and return the component.
 
     Platforms send SIGTERM only to the first process of a container. A shell would not pass the signal on to Python.
     """

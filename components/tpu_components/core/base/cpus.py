@@ -17,9 +17,9 @@ def available_cpus() -> int:
 
     Source: https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files
     """
-    affinity = getattr(os, "sched_getaffinity", None)  # macOS and Windows have none.
+    affinity = getattr(os, "sched_getaffinity", None)  # macOS and Windows lack it.
     num_cpus = len(affinity(0)) if affinity else os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError):  # Outside a container there is no file; `max` is no limit.
+    with contextlib.suppress(OSError, ValueError):  # Outside a container, the file is missing; `max` means no limit.
         quota, period = map(int, QUOTA_PATH.read_text().split())
         num_cpus = min(num_cpus, max(1, round(quota / period)))
     return num_cpus
@@ -30,8 +30,8 @@ class CpuTimes:
     """CPU times since the machine started, in seconds.
 
     Attributes:
-        whole: Time of all CPUs of the machine, busy and idle.
-        busy: Time in which the CPUs were not idle.
+        whole: Total time of all the machine's CPUs, busy and idle.
+        busy: Part of `whole` in which the CPUs were not idle.
         own: CPU time that this process has used.
     """
 
@@ -54,12 +54,12 @@ class CpuTimes:
 
 
 def cpu_times() -> CpuTimes:
-    """Return the current CPU times: those of the machine from /proc/stat, and those of this process.
+    """Return the CPU times so far: those of the machine, from /proc/stat, and those of this process.
 
     `whole` and `busy` are 0 if /proc/stat does not exist.
 
-    The first line contains user, nice, system, idle, iowait, irq, softirq and steal (time for other virtual machines):
-    https://man7.org/linux/man-pages/man5/proc_stat.5.html
+    The first line of /proc/stat contains user, nice, system, idle, iowait, irq, softirq and steal (time for other
+    virtual machines): https://man7.org/linux/man-pages/man5/proc_stat.5.html
     """
     whole = busy = 0.0
     with contextlib.suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Exit codes and the exceptions for users' mistakes. Command lines print these exceptions without a stack trace."""
+"""Exit codes, and the exception for users' mistakes. Commands print its message without a stack trace."""
 
 import contextlib
 import difflib
@@ -13,8 +13,8 @@ DONE, FAILED, BAD_INPUT, REJECTED = 0, 1, 2, 3
 class InputError(ValueError):
     """A user's mistake: bad data, a bad parameter, or a machine that is too small.
 
-    The message says what failed, what was expected and received, and what to do. Command lines print it and exit with
-    code 2. Other exceptions, except `PlatformError`, are defects and keep their stack trace.
+    The message says what failed, what was expected and received, and what to do. Commands print it and exit with
+    code 2. Other exceptions, except `PlatformError`, indicate defects and keep their stack trace.
     """
 
 
@@ -33,7 +33,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def reading(place: str | Path, expected: str, advice: str, *errors: type[Exception]) -> Iterator[None]:
-    """Convert exceptions in the block, which reads a file, to an InputError that names the file.
+    """Convert exceptions in the `with` block, which reads a file, to an InputError that names the file.
 
     An InputError whose message already contains the file's name is not changed.
 
@@ -41,7 +41,7 @@ def reading(place: str | Path, expected: str, advice: str, *errors: type[Excepti
         place: The file.
         expected: Expected content, for example `a CSV file in UTF-8`.
         advice: Advice to the user, as a sentence.
-        errors: Exceptions to convert; by default those that damaged JSON and array files raise.
+        errors: Exceptions to convert. By default, these are the exceptions that damaged JSON and array files cause.
 
     Example:
         >>> with reading("a.npz", "ids", "Write it."):

@@ -1,8 +1,8 @@
 """Source files, libraries and data files that a module depends on, found without running the module.
 
-The code of a module has three parts: its file; all modules that it imports, directly or indirectly; and the data files
-that strings in these files name, such as templates, style sheets, catalogues and weights. Data files that strings in a
-template name are included, too.
+The code of a module has three parts: its own file; all modules that it imports, directly or indirectly; and data files
+whose names are strings in these files, such as templates, style sheets, catalogues and weights. If a string in a
+template is the name of a data file, that file is included, too.
 """
 
 import ast
@@ -42,7 +42,7 @@ class Code:
     """Files and libraries that modules depend on.
 
     Attributes:
-        files: Absolute path of each file; the keys are the paths relative to a root folder.
+        files: Absolute path of each file, by its path relative to a root folder.
         libraries: Imported top-level packages, except those in the root folders and in Python's standard library.
     """
 
@@ -84,12 +84,12 @@ def code_of(modules: Iterable[str | Path], roots: Sequence[Path] = ROOTS, data_f
 
 
 class Tracer:
-    """Finder of the files and libraries that modules depend on.
+    """Finds the files and libraries that modules depend on.
 
     It caches what it finds, so an instance is valid only while no file changes.
 
     Args:
-        roots: Folders that contain the code, in the order of search. Modules in other folders are libraries.
+        roots: Folders that contain the code, in search order. Modules in other folders are libraries.
         data_folders: Folders with data files, searched in addition to the folders of the code.
     """
 
@@ -138,7 +138,7 @@ class Tracer:
         return [] if is_library else _module_files(module, self._roots)
 
     def _look_up(self, path: Path) -> list[str | Path]:
-        """Return what a file depends on: imported modules, as str, and data files that its strings name, as Path."""
+        """Return a file's dependencies: imported modules, as str, and data files that its strings name, as Path."""
         imports, strings = _references(path.read_bytes(), path.suffix == ".py")
         package = self._name(path).split("/")[:-1]
         modules = [
@@ -162,7 +162,7 @@ class Tracer:
         return (path.relative_to(root) if root else path).as_posix()
 
     def _named(self, text: str, path: Path) -> Iterator[Path]:
-        """Yield the data files that a string in a file names.
+        """Yield the data files whose name is `text`, a string in the file `path`.
 
         The name is looked up in the file's folder, in the parent folders below the root, and in `data_folders`.
         """
@@ -194,7 +194,7 @@ def _find_references(source: bytes, is_python: bool) -> References:
         return (), frozenset(filter(_FILE_NAME.fullmatch, parts))
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # Importing the file reports it.
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # Importing the file reports this error.
         return (), frozenset()
     imports = []
     strings = set()
@@ -264,7 +264,7 @@ def _module_files(module: str, roots: Sequence[Path]) -> list[Path]:
     """
     for root in roots:
         if module.partition(".")[0] not in OUR_PACKAGES and is_installed(root):
-            continue  # An installed project is next to all libraries.
+            continue  # The folder of an installed project also contains all libraries.
         files = []
         folder = root
         for part in module.split("."):

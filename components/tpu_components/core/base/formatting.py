@@ -16,7 +16,7 @@ def decimals(value: float) -> int:
 
 
 def number(value: float) -> str:
-    """Format a number with three significant digits, but with all digits before the point and at most four decimals.
+    """Format a number with three significant digits, all digits before the decimal point, and at most four decimals.
 
     Example:
         >>> number(1234.5), number(0.04567)

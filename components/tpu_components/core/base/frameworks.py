@@ -21,7 +21,7 @@ if not typing.TYPE_CHECKING:
             self._name = name
 
         def __getattr__(self, attribute: str) -> Any:
-            if attribute.startswith("__"):  # doctest and inspect read some of every value in a module.
+            if attribute.startswith("__"):  # doctest and inspect read these attributes of every value in a module.
                 raise AttributeError(attribute)
             if self._name not in sys.modules:
                 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # Hides TensorFlow's log messages.
@@ -39,7 +39,8 @@ else:  # `fingerprint` follows these imports, so that an upgrade of a framework 
     from keras import ops
     from scipy import sparse, special
 
-# Keras imports these if they are installed, to accept their data, draw models and wrap them: half of its import's time.
+# If these are installed, Keras imports them, to accept their data and to draw and wrap models. This takes half of the
+# time that the import of Keras takes.
 _COMPANIONS = ("matplotlib", "pandas", "sklearn")
 
 

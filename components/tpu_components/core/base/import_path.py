@@ -1,7 +1,7 @@
 """Functions that keep the current folder off Python's import path, except while a user's code is imported.
 
 With the current folder on the import path, anyone who can write to that folder could make a command run their code: a
-file or folder that is named like a library would be imported.
+file or folder with the name of a library would be imported instead of the library.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ def leave_current_folder() -> None:
 
 @contextlib.contextmanager
 def safe_children() -> Iterator[None]:
-    """Prevent processes that are started in the block from importing modules of the current folder."""
+    """Prevent processes that are started in the `with` block from importing modules from the current folder."""
     with with_variables({_VARIABLE: "1"}):
         yield
 
 
 @contextlib.contextmanager
 def with_variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables while the block runs, for this process and processes that it starts."""
+    """Set environment variables during the `with` block, for this process and the processes that it starts."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -43,7 +43,7 @@ def with_variables(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def with_folders(*folders: Path) -> Iterator[None]:
-    """Append folders to the import path while the block runs."""
+    """Append folders to the import path during the `with` block."""
     added = [str(folder) for folder in folders if str(folder) not in sys.path]
     sys.path += added
     try:

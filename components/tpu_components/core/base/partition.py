@@ -1,4 +1,4 @@
-"""Partition of items among several hosts or commands. The items are examples to train on, or files to write."""
+"""Partition of items, such as training examples or files to write, among several hosts or commands."""
 
 import dataclasses
 

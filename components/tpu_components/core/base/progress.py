@@ -93,7 +93,7 @@ class _Bar:
 
 
 def say(step: str, message: str) -> None:
-    """Print a line on stderr, after the name of the step, unless `is_quiet`."""
+    """Print the name of the step and a message as a line on stderr. If `is_quiet` returns True, nothing is printed."""
     if is_quiet():
         return
     show_line(f"[{step}] {message}")
@@ -124,7 +124,7 @@ class Heartbeat:
 
 @contextlib.contextmanager
 def repeated(action: Callable[[], Any], seconds: float) -> Iterator[None]:
-    """Call `action` every `seconds` in a background thread while the block runs.
+    """Call `action` every `seconds` in a background thread during the `with` block.
 
     The calls end when `action` returns True.
     """
@@ -145,7 +145,7 @@ def repeated(action: Callable[[], Any], seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def never_silent(step: str) -> Iterator[None]:
-    """Print that a step has started and, while the block runs, that it is still running.
+    """Print that a step has started and, during the `with` block, that it is still running.
 
     The second message is printed whenever the process has shown nothing else for 20 s.
     """
@@ -180,7 +180,7 @@ def _terminal() -> Iterator[TextIO | None]:
 
 @contextlib.contextmanager
 def track(step: str, total: int, unit: str) -> Iterator[Progress]:
-    """Show progress through `total` items while the block runs, unless `is_quiet`."""
+    """Show progress through `total` items during the `with` block. If `is_quiet` returns True, nothing is shown."""
     with _terminal() as terminal:
         if terminal is None or is_quiet():
             yield _Lines(step, total, unit)

@@ -18,7 +18,7 @@ class State(enum.StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether the run has ended by itself or was cancelled. An interrupted run is not final."""
+        """Whether a run in this state has ended by itself or was cancelled. An interrupted run is not final."""
         return self in (State.SUCCEEDED, State.REJECTED, State.FAILED, State.CANCELLED)
 
 

@@ -1,4 +1,4 @@
-"""Functions that make text safe to print on a terminal, and a filter for what libraries write to stderr.
+"""Functions that make text safe to print on a terminal, and a filter for the output of libraries on stderr.
 
 Control characters are escaped, and credentials in URLs are hidden.
 """
@@ -17,17 +17,17 @@ _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u206f\ud800-\udfff"
     "\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
-# Workflow commands of GitHub in a log: a line that begins with `::` after white space, or contains `##[`:
+# Workflow commands of GitHub in a log: a line that begins with optional white space and `::`, or contains `##[`:
 # https://github.com/actions/runner/blob/main/src/Runner.Common/ActionCommand.cs, TryParseV2 and TryParse.
 _COMMANDS = re.compile(r"(?m)^(?P<indent>\s*):(?=:)|#(?=#\[)")
-# The part of a URL before the last `@` of its authority (RFC 3986, section 3.2.1). A password with an unescaped slash
-# ends the authority too early: the text after the colon is then no port, and the rest up to an `@` is hidden too.
+# The part of a URL before the last `@` of its authority (RFC 3986, section 3.2.1). An unescaped slash in a password
+# ends the authority too early. The text after the colon is then not a port, so everything up to an `@` is hidden, too.
 _LENGTH = "{0,1024}"  # Bounded, so that a hostile text does not take quadratic time.
 _CREDENTIALS = re.compile(rf"(://)(?:[^/\s]{_LENGTH}@|[^/\s@]{_LENGTH}:(?!\d*(?:[/\s'\",;)]|$))\S{_LENGTH}@)")
 
 
 def hide_credentials(text: str, mark: str = "***@") -> str:
-    """Return the text with a mark in place of the credentials in URLs.
+    """Return the text with `mark` in place of the credentials in URLs.
 
     Example:
         >>> hide_credentials("no answer from http://me:secret@kubeflow:8080/pipeline")
@@ -51,7 +51,7 @@ def visible(text: str) -> str:
 def printable(text: str) -> str:
     r"""Return the text in a form that is safe to print.
 
-    Control characters and CI's workflow commands are escaped, and credentials in URLs are hidden.
+    Control characters and workflow commands of GitHub are escaped, and credentials in URLs are hidden.
 
     Everything that is printed passes through this function, so that names in data cannot control a terminal.
 
@@ -84,7 +84,7 @@ def paragraph(text: str) -> str:
 
 @contextlib.contextmanager
 def filter_stderr(keep: Callable[[bytes], bool]) -> Iterator[None]:
-    """Capture stderr while the block runs, including the output of C++ code, then print the lines that `keep` selects.
+    """Capture stderr during the `with` block, then print the lines that `keep` selects. C++ output is captured, too.
 
     Args:
         keep: Function that takes a line and returns whether to print it.

@@ -17,7 +17,7 @@ from typing import Any
 # The exit code that shells report for a process that SIGTERM ended. Platforms restart a process after codes from
 # 128 on; lower codes are failures of the program: https://github.com/kubeflow/trainer/blob/release-1.9/pkg/apis/kubeflow.org/v1/common_types.go
 EXIT_CODE = 128 + signal.SIGTERM
-# Kubernetes kills 30 s after SIGTERM, unless a pod sets another time:
+# Kubernetes kills a container 30 s after SIGTERM, unless the pod sets another grace period:
 # https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination
 _GRACE_SECONDS = 25.0
 _LOOK_EVERY_SECONDS = 0.5
@@ -49,7 +49,7 @@ class Terminated(SystemExit):
 
 @contextlib.contextmanager
 def heard() -> Iterator[None]:
-    """Raise `Terminated` in the block on SIGTERM, so that open files are closed and temporary files are removed.
+    """Raise `Terminated` in the `with` block on SIGTERM, so that files are closed and temporary files are removed.
 
     If the clean-up takes longer than 25 s, for example because a library call does not return, the process exits
     without it. Only the main thread can handle signals, so in any other thread this function has no effect.
@@ -74,7 +74,7 @@ def heard() -> Iterator[None]:
 
 @contextlib.contextmanager
 def put_off() -> Iterator[Callable[[], bool]]:
-    """Defer SIGTERM to the end of the block. Yield a function that returns whether SIGTERM has arrived.
+    """Defer SIGTERM to the end of the `with` block. Yield a function that returns whether SIGTERM has arrived.
 
     If SIGTERM has arrived, `Terminated` is raised at the end of the block. Outside `heard`, this function has no
     effect, because programs that call a step as a function handle signals themselves.

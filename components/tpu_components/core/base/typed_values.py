@@ -74,7 +74,7 @@ Seed = Annotated[int, Range(0, below=2**32)]
 
 
 class Role(enum.Enum):
-    """Base class for marks in a field's type. For example, `Annotated[int, Part.HOST]` marks a HOST field."""
+    """Base class of enums that mark fields. For example, `Annotated[int, Part.HOST]` gives a field the role HOST."""
 
 
 def _number(value: float) -> str:
@@ -191,10 +191,10 @@ def _not_allowed(value: Any, allowed: Container[Any], place: str) -> str:
 
 
 def check_together(*rules: tuple[object, str]) -> None:
-    """Raise one error for all broken rules, for example rules about several values together.
+    """Raise one error for all broken rules, for example rules that involve several values.
 
     Args:
-        rules: For each rule, whether it is broken, and the error message.
+        rules: A pair for each rule: whether the rule is broken, and its error message.
 
     Raises:
         InputError: If some rules are broken. The message names all of them.
@@ -212,16 +212,17 @@ def _nearest(word: Any, known: Container[Any]) -> str:
 
 
 def removed_fields(kind: Any) -> Mapping[str, str]:
-    """Return advice for the removed fields (`NAME`) and values (`NAME=VALUE`) of a dataclass, from its `REMOVED`.
+    """Return advice for the removed fields (`NAME`) and values (`NAME=VALUE`) of a dataclass.
 
-    The advice says what replaces the field or value. A removed field is still accepted if it is empty, because
-    configurations and compiled pipelines of earlier versions contain the empty default.
+    The advice comes from the attribute `REMOVED`, and says what replaces the field or value. A removed field is still
+    accepted if it is empty, because configurations and compiled pipelines of earlier versions contain the empty
+    default.
     """
     return getattr(kind, "REMOVED", {})
 
 
 def renamed_fields(kind: Any) -> Mapping[str, str]:
-    """Return the new name of each renamed field of a dataclass by its old name, from the attribute `RENAMED`."""
+    """Return the new names of the renamed fields of a dataclass, by old name, from its attribute `RENAMED`."""
     return getattr(kind, "RENAMED", {})
 
 
@@ -266,7 +267,7 @@ class Mistakes:
     """Collection of users' mistakes, so that all are reported at once.
 
     Args:
-        is_first_enough: Whether to raise the first mistake at once, for example in a file that a program wrote.
+        is_first_enough: Whether to raise the first mistake immediately, for example for a file that a program wrote.
     """
 
     def __init__(self, is_first_enough: bool = False) -> None:
@@ -318,8 +319,8 @@ def read(raw: Any, kind: Any, where: str = "it", any_version: bool = False, fixe
         fixed: Fields of the dataclass that are not read from `raw`, as {name: value}.
 
     Raises:
-        InputError: If a value has another type or range, or a field is missing or unknown. The message names its
-            location.
+        InputError: If a value has the wrong type or is out of range, or if a field is missing or unknown. The message
+            names its location.
 
     Example:
         >>> read([1, 2], tuple[int, ...])
@@ -343,8 +344,8 @@ def read_by_hand(raw: Any, kind: Any, where: str, fixed: Mapping[str, Any] = {})
         fixed: Fields of the dataclass that are not read from `raw`, as {name: value}.
 
     Raises:
-        InputError: If values have another type or range, or fields are missing or unknown. The message names the
-            location of each mistake and, for an unknown field, the most similar known field.
+        InputError: If values have the wrong type or are out of range, or if fields are missing or unknown. The message
+            names the location of each mistake and, for an unknown field, the most similar known field.
 
     Example:
         >>> read_by_hand("64,64", tuple[int, ...], "data.image_size")
@@ -363,7 +364,7 @@ def read_some(raw: Mapping[str, Any], kind: Any) -> dict[str, Any]:
         kind: The dataclass.
 
     Raises:
-        InputError: If values have another type or range; the message names all of them.
+        InputError: If values have the wrong type or are out of range. The message names all of them.
     """
     form = _Form(is_by_hand=True)
     mistakes = Mistakes()
@@ -463,11 +464,11 @@ def _in_json(raw: Any, kind: Any) -> Any:
         return list(raw)
     if origin is tuple and not dataclasses.is_dataclass(typing.get_args(kind)[0]):
         if isinstance(raw, str):
-            with contextlib.suppress(ValueError):  # As KFP writes a list that it puts into a text.
+            with contextlib.suppress(ValueError):  # KFP writes a list like this inside a text.
                 if isinstance(listed := json.loads(raw), list):
                     return listed
             if raw.strip().startswith("["):
-                return raw  # Not the items of a list, whose first one would begin with a bracket.
+                return raw  # Not split at commas: its first item would begin with a bracket.
             return [item.strip() for item in raw.split(",")] if raw.strip() else []
         return [raw] if type(raw) in (int, float) else raw
     is_mapping = origin is Mapping or dataclasses.is_dataclass(kind)
@@ -477,7 +478,7 @@ def _in_json(raw: Any, kind: Any) -> Any:
     if kind is bool and isinstance(raw, str):
         return _TRUTHS.get(raw, raw)
     if kind is int and isinstance(raw, str | float):
-        with contextlib.suppress(ValueError):  # KFP writes 3 as 3.0, also into a text.
+        with contextlib.suppress(ValueError):  # KFP writes 3 as 3.0, even inside a text.
             number = float(raw)
             return int(number) if number.is_integer() else raw
     return str(raw) if kind is str and type(raw) in (int, float) else raw

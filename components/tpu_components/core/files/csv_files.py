@@ -39,7 +39,7 @@ _OTHER_FILES = (
     (b"PAR1\x15", "a Parquet file", "Use the source parquet:FILE"),
     (b"\x28\xb5\x2f\xfd", "a file compressed with zstd", "Decompress it with unzstd"),
 )
-# The longer marks come first, because a mark of UTF-16 begins one of UTF-32.
+# The longer marks come first, because a mark of UTF-32 begins with a mark of UTF-16.
 _MARKS = (
     (codecs.BOM_UTF32_LE, "UTF-32"),
     (codecs.BOM_UTF32_BE, "UTF-32"),
@@ -238,9 +238,9 @@ def _as_utf8(location: str, content: bytes) -> bytes:
         number = content.count(b"\n", 0, error.start) + 1
         line = content.split(b"\n", number)[number - 1].decode("cp1252", "replace").strip()
         raise InputError(
-            f"Cannot read {location}: expected a CSV file in UTF-8, received {error} in line {number}. Save it as "
-            f"UTF-8 (in Excel, choose the file type CSV UTF-8). If the line should be {shortened(line)!r}, the file is "
-            "in Windows-1252: convert it with `iconv -f WINDOWS-1252 -t UTF-8`."
+            f"Cannot read {location}: {error} in line {number}. Expected a CSV file in UTF-8. Save it as UTF-8 (in "
+            f"Excel, choose the file type CSV UTF-8). If the line should be {shortened(line)!r}, the file is in "
+            "Windows-1252: convert it with `iconv -f WINDOWS-1252 -t UTF-8`."
         ) from error
     return content
 

@@ -97,7 +97,7 @@ class Location(str):
 
     @property
     def parent(self) -> "Location":
-        """Folder of the file or folder.
+        """The folder that contains this file or folder.
 
         It is `.` for a name without a folder. The parent of a bucket or root is the bucket or root itself.
         """

@@ -36,8 +36,7 @@ def store_of(uri: str) -> "ObjectStore | None":
     """Return the store that a URI names by its scheme, or None for a local path.
 
     Raises:
-        InputError: If the URI has another scheme. It is not used as a path, which would create a folder such as
-            `file:`.
+        InputError: If the URI has another scheme. Used as a path, it would create a folder such as `file:`.
     """
     if "://" not in str(uri):  # A fast path: there may be millions of local paths.
         return None
@@ -97,7 +96,7 @@ class GoogleStorage:
 
     @contextlib.contextmanager
     def reach(self, uri: str) -> Iterator[tuple[str, str]]:
-        """Yield (bucket, object name) of a URI, and translate the client's exceptions in the block.
+        """Yield the bucket and the object name of a URI, and convert the client's exceptions in the `with` block.
 
         Raises:
             InputError: If the user can correct the error, for example a wrong name, a missing role or an expired
@@ -191,7 +190,7 @@ class S3:
 
     @contextlib.contextmanager
     def reach(self, uri: str) -> Iterator[tuple[str, str]]:
-        """Yield (bucket, object name) of a URI, and translate boto3's exceptions in the block."""
+        """Yield the bucket and the object name of a URI, and convert boto3's exceptions in the `with` block."""
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import (
             BotoCoreError,
@@ -322,13 +321,13 @@ class HuggingFaceHub:
 
     @contextlib.contextmanager
     def reach(self, uri: str) -> Iterator[tuple[str, str]]:
-        """Yield (bucket, path) of a URI, and translate huggingface_hub's exceptions in the block."""
+        """Yield the bucket and the path of a URI, and convert huggingface_hub's exceptions in the `with` block."""
         from huggingface_hub.errors import OfflineModeIsEnabled
 
         try:
             place = Location(uri)
             yield place.bucket, place.key
-        except InputError:  # A ValueError, too.
+        except InputError:  # It is a ValueError, which the next clause would convert.
             raise
         except (FileNotFoundError, ValueError, NotImplementedError) as error:
             raise InputError(
@@ -390,7 +389,7 @@ class HuggingFaceHub:
         The client itself retries only some requests.
         """
         import tenacity
-        from huggingface_hub import HfFileSystem  # Keeps one for each thread.
+        from huggingface_hub import HfFileSystem  # It keeps one instance for each thread.
 
         return tenacity.Retrying(
             retry=tenacity.retry_if_exception(_hub_is_out),
@@ -406,7 +405,7 @@ def _hub_is_out(error: BaseException) -> bool:
 
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code in {408, 429} or error.response.status_code >= 500
-    return isinstance(error, _http_error())  # No connection, or no answer.
+    return isinstance(error, _http_error())  # No connection, or no response.
 
 
 def _http_error() -> type[Exception]:

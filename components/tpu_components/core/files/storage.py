@@ -36,7 +36,7 @@ from tpu_components.core.files.object_stores import StoredFile as StoredFile
 MISSING = "missing"  # Version of a file that does not exist.
 BUCKETS_MOUNT = Path("/gcs")  # Where Vertex mounts every bucket.
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
-# Errors of a disk that cannot be written.
+# Errors of a disk that cannot be written to.
 _UNWRITABLE = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk is full",  # A quota is used up.
@@ -76,7 +76,7 @@ def common_folder(uris: Sequence[str]) -> str | None:
     buckets = {f"{place[: len(place.scheme)]}{place.bucket}" if place.scheme else "" for place in places}
     if len(buckets) > 1:
         return None
-    scheme = places[0][: len(places[0].scheme or "")]  # As it is written, maybe in capitals.
+    scheme = places[0][: len(places[0].scheme or "")]  # As the user wrote it, perhaps in capitals.
     return scheme + os.path.commonpath([os.path.dirname(place[len(scheme) :]) for place in places])
 
 
@@ -92,8 +92,8 @@ def mounted(uri: str) -> Path:
 def list_files(root: str) -> list[StoredFile]:
     """List the files below `root`, sorted by name.
 
-    Hidden files and the files in hidden folders are left out. Hidden are names that begin with a dot, and the names
-    `Thumbs.db` and `desktop.ini`, which Windows creates.
+    Hidden files, and files in hidden folders, are left out. A file or folder is hidden if its name begins with a dot,
+    or is `Thumbs.db` or `desktop.ini`. Windows creates files with these two names.
 
     Raises:
         InputError: If `root` does not exist or contains no file.
@@ -102,7 +102,9 @@ def list_files(root: str) -> list[StoredFile]:
 
 
 def each_file(root: str) -> Iterator[StoredFile]:
-    """Yield the same files as `list_files`. On a disk, the content of only one folder at a time is kept in memory.
+    """Yield the same files as `list_files`, one by one.
+
+    On a disk, only the names in the current folder and its parents are kept in memory.
 
     Raises:
         InputError: If `root` does not exist or contains no file.
@@ -356,7 +358,7 @@ def names_in(root: str) -> set[str]:
 
 
 def localize(uri: str, into: Path) -> Path:
-    """Return a local path of the file or folder `uri`: `uri` itself if it is local, otherwise a copy below `into`."""
+    """Return a local path of a file or folder: `uri` itself if it is local, otherwise a copy below `into`."""
     if not (store := store_of(uri)):
         return Path(uri)
     target = into / hashlib.sha256(uri.encode()).hexdigest()[:16]
@@ -397,7 +399,7 @@ def upload(path: Path, uri: str) -> None:
 
 @contextlib.contextmanager
 def naming_full_disk(path: Path) -> Iterator[None]:
-    """Raise an InputError that names `path` if a write in the block fails because the disk is full or read-only."""
+    """Raise an InputError that names `path` if a write in the `with` block fails on a full or read-only disk."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -448,7 +450,7 @@ def _said_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming_faults() -> Iterator[None]:
-    """Convert errors of the machine that occur in the block, such as a full disk, to InputError or PlatformError.
+    """Convert errors of the machine in the `with` block, such as a full disk, to InputError or PlatformError.
 
     If a file on a mounted bucket is changed while it is open, reading the rest of the file fails. If there are several
     writers, the first one wins:
@@ -502,14 +504,14 @@ def _existing_parent(path: Path) -> Path:
 
 
 def require_output(directory: Path, marker: str) -> None:
-    """Check before a step starts work that it can write `directory` and would replace only an earlier result.
+    """Check, before a step starts work, that it can write `directory` and would replace only an earlier result.
 
     Args:
         directory: The folder to write.
         marker: Name of a file that every result of the step contains.
 
     Raises:
-        InputError: If the folder cannot be written, or is neither empty nor contains `marker`.
+        InputError: If the folder cannot be written, or is not empty and does not contain `marker`.
     """
     require_writable(directory)
     if directory.is_dir() and any(directory.iterdir()) and not (directory / marker).is_file():
@@ -553,7 +555,7 @@ def require_utf8(path: Path) -> None:
 
 
 def require_file(path: Path, is_added_to: bool = False) -> None:
-    """Check before any work that a local file can be written. Missing parent folders are created.
+    """Check, before any work starts, that a local file can be written. Its parent folders need not exist.
 
     Args:
         path: The file.
@@ -623,7 +625,7 @@ def _stored(name: str, status: os.stat_result, is_mounted: bool) -> StoredFile:
 
 
 def require_free_bytes(path: Path, num_bytes: int) -> None:
-    """Check before a step starts work that `num_bytes` fit on the disk of `path`.
+    """Check, before a step starts work, that `num_bytes` fit on the disk of `path`.
 
     For a mounted bucket, the bytes must also fit in the staging folder. If the mount point and the staging folder are
     on one disk, as with a hostPath volume, this disk needs twice the size.
@@ -683,7 +685,7 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[None]:
-    """Hold an exclusive lock on a file within the block.
+    """Hold an exclusive lock on a file during the `with` block.
 
     The file is created if it is missing. Its content is never changed. The system releases the lock when the process
     ends, even if it is killed.
@@ -730,7 +732,7 @@ def new_file(path: Path) -> TextIO:
 
 @contextlib.contextmanager
 def staged_directory(final: Path | str) -> Iterator[Path]:
-    """Yield a temporary folder that becomes `final` if the block succeeds, and is deleted otherwise.
+    """Yield a temporary folder that becomes `final` if the `with` block succeeds, and is deleted otherwise.
 
     On a disk, the folder is renamed atomically. If `final` is in a bucket, mounted or not, the files are copied. The
     JSON files at the top level are copied last, because no step reads a folder without them.
@@ -739,7 +741,7 @@ def staged_directory(final: Path | str) -> Iterator[Path]:
         final: Folder to create, as a string if it may be in a bucket.
 
     Raises:
-        InputError: If the disk fills up inside the block.
+        InputError: If the disk fills up during the block.
     """
     path = Path(final)
     in_bucket = store_of(str(final)) is not None
@@ -789,7 +791,7 @@ def replace_directory(source: Path, final: Path) -> None:
         try:
             os.rename(source, final)
         except OSError:
-            os.rename(old / "old", final)  # Better the old content than none.
+            os.rename(old / "old", final)  # The old content is better than none.
             raise
     finally:
         shutil.rmtree(old, ignore_errors=True)
@@ -814,7 +816,7 @@ def link_tree(source: Path, target: Path) -> None:
 def copy_tree(source: Path, target: Path) -> None:
     """Copy a folder to new read-only files, atomically.
 
-    The file system clones the files if it supports that.
+    If the file system supports cloning, the files are cloned.
     """
 
     def copy(from_path: str, to_path: str) -> None:

@@ -26,8 +26,8 @@ def decode(content: bytes | str, constant: Callable[[str], Any] | None = None) -
             become floats.
 
     Raises:
-        ValueError: If the content is not valid JSON, is nested more than 100 levels deep, so that recursive functions
-            would fail, or contains a lone surrogate, which UTF-8 cannot encode.
+        ValueError: If the content is not valid JSON, is nested more than 100 levels deep (recursive functions would
+            fail), or contains a lone surrogate (UTF-8 cannot encode it).
     """
     text = content if isinstance(content, str) else content.decode("utf-8-sig")
     try:

@@ -17,7 +17,8 @@ from tpu_components.core.base.retries import ExistsError, MissingError, OutageEr
 # Environment variable with the address of Vertex AI, if it is not the regional one.
 ADDRESS_VARIABLE = "TPU_PIPELINES_VERTEX_ENDPOINT"
 _TIMEOUT_SECONDS = 60
-# Part of the service's message while it changes a resource. It is undocumented: other messages count as refusals.
+# Part of the service's error message while another operation changes the resource. It is undocumented, so other
+# messages count as refusals.
 _CHANGING = "other operations running on the resource"
 _ACT_AS = "permission to act as service_account"  # googleapis/python-aiplatform/issues/1073: no 403, but a 400.
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -117,7 +118,7 @@ class VertexService:
             return list(pages)
 
     def is_done(self, operation: Any, method: str) -> bool:
-        """Return whether a long-running operation has ended. The service is asked only once.
+        """Return whether a long-running operation has ended. The service receives only one request.
 
         Args:
             operation: The operation, which `call` returned.
@@ -142,7 +143,7 @@ class VertexService:
 
 @contextlib.contextmanager
 def google_errors(service: str, doing: str, where: str, advice: str, hint: str = "") -> Iterator[None]:
-    """Convert the exceptions of Google's clients in the block to this project's exceptions.
+    """Convert the exceptions of Google's clients in the `with` block to this project's exceptions.
 
     Args:
         service: Name of the service.

@@ -25,7 +25,7 @@ class Cell:
 
     Attributes:
         text: The text.
-        look: CSS classes: `good`, `bad`, `note`, `best`, or `path` for a text that may break at any character.
+        look: CSS classes: `good`, `bad`, `note`, `best`, or `path` for a text that may be wrapped at any character.
         share: Length of a bar next to the text, or strength of its colour, from 0 to 1. None means no bar and no
             colour.
         hint: Tooltip on a page, for cells of a `Matrix` and a `Passage`.

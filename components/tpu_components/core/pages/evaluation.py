@@ -17,7 +17,7 @@ _GOODPUT = {
     "trained": "training",
     "start_up": "start-up",
     "waiting": "waiting for input and checkpoints",
-    "lost": "lost by kills",
+    "lost": "lost in interruptions",
     "other": "validation and other work",
 }
 _BEST_EPOCH = {
@@ -59,7 +59,7 @@ def describe_decision(evaluation: Evaluation) -> Sentences:
 
 
 def list_replicas(training: Mapping[str, Any]) -> str:
-    """Return number and kind of the devices that a model was trained on, for example `8 × tpu`."""
+    """Return the number and kind of the devices that a model was trained on, for example `8 × tpu`."""
     return f"{training['num_replicas']:,} × {training['accelerator']}"
 
 

@@ -132,7 +132,7 @@ def draw(name: str, x_label: str, y_label: str, plot: Callable[["Axes"], None]) 
 
 
 def legend(axes: "Axes") -> None:
-    """Move the legend below the drawing, so that it covers no curve. The drawing becomes higher."""
+    """Move the legend below the drawing, so that it does not cover a curve. The drawing becomes taller."""
     from matplotlib.figure import Figure
 
     _, labels = axes.get_legend_handles_labels()

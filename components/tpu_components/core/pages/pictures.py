@@ -8,7 +8,7 @@ import numpy as np
 from tpu_components.core.examples.images import encode_jpeg, encode_png, image_of
 
 _JPEG_QUALITY = 85
-_DENSITY = 2  # Pixels of a picture for each pixel of CSS: screens of phones are dense.
+_DENSITY = 2  # Pixels of a picture for each CSS pixel: phone screens have several.
 _PICTURE = markupsafe.Markup('<img src="{}" alt="{}" title="{}"{}>')
 PICTURES = markupsafe.Markup('<div class="pictures">{}</div>')  # A row of pictures.
 _CRISP = markupsafe.Markup(' class="crisp"')

@@ -90,7 +90,7 @@ def _warnings(receipt: Receipt) -> list[Block]:
         return []
     where = receipt.machine or f"{receipt.devices} × {receipt.device or 'unknown devices'}"
     return [
-        f"The prediction is for {receipt.prediction.machine}, and the run took place on {where}. The figures are not "
+        f"The prediction is for {receipt.prediction.machine}, but the run took place on {where}. The figures are not "
         "comparable."
     ]
 

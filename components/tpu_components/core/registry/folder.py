@@ -138,9 +138,9 @@ class ModelRegistry:
         return numbers[-1] if numbers else ""
 
     def alias_of(self, version: str) -> str:
-        """Return an alias of a version, given by number or alias, or an empty string if it has none.
+        """Return an alias of a version, or an empty string if the version has no alias.
 
-        An alias is returned unchanged.
+        The argument is a number or an alias. An alias is returned unchanged.
         """
         if not version.isdecimal():
             return version
@@ -160,7 +160,7 @@ class ModelRegistry:
             digest: Digest of the model that would get the alias; see `model_digest`.
 
         Returns:
-            The version, or None if there is none to beat.
+            The version, or None if there is no version to beat.
         """
         current = self.find(alias)
         if current is None or current.model_digest != digest:
@@ -172,7 +172,7 @@ class ModelRegistry:
         digests |= {version.number: version.model_digest for version in self.versions()}
         for move in reversed(moves):
             if move.by == GATE and digests.get(move.version) == digest != digests.get(move.previous):
-                # An unreadable version is an error here, because there would be nothing to beat without it.
+                # An unreadable version is an error here, because without it there would be nothing to beat.
                 return self.version(move.previous) if move.previous in self.numbers() else None
         return None
 
@@ -197,7 +197,7 @@ class ModelRegistry:
                 if version.content_digest == digest:
                     return version
             moved = {move.version for moves in self._read_aliases().values() for move in moves}
-            number = f"{max([0, *map(int, {*moved, *self.numbers()})]) + 1:04d}"  # Deleted versions keep their numbers.
+            number = f"{max([0, *map(int, {*moved, *self.numbers()})]) + 1:04d}"  # Deleted numbers are not reused.
             with storage.staged_directory(self._versions_dir / number) as staged:
                 name = version_name(self.model_name, number)
                 fill_version(staged, model_dir, export_dir, name, signing_key, **facts)
@@ -228,7 +228,7 @@ class ModelRegistry:
             return self._move(alias, version, GATE, reason)
 
     def find_rollback(self, number: str, alias: str) -> str:
-        """Describe the rollback that took an alias from a version or its model, and say what to do.
+        """Describe the rollback that took an alias from a version or from its model, and say what to do.
 
         Return an empty string if there was no rollback.
 

@@ -34,7 +34,7 @@ from tpu_components.core.files.unpacking import read_arrays
 from tpu_components.core.registry.reference import as_label
 
 FOLDER, EXAMPLES_FILE = "tests", "examples.npy"
-_SAME_SHARE = 0.5  # A test set is an earlier one if at least this share of its examples is in the earlier one.
+_SAME_SHARE = 0.5  # A test set counts as an earlier one if at least this share of its examples is in it.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +45,8 @@ class PastDecision:
         at: Time of the decision, UTC, ISO 8601.
         promoted: Whether the model was promoted.
         metrics: Metrics of the model on the test set, by name.
-        rivals: Promoted models that the model was compared with: their metrics on the test set, by name, for each
-            model's digest.
+        rivals: Metrics, on the test set, of the promoted models that the model was compared with, as {digest: {name:
+            value}}.
         test_set: Name of the test set.
         model: Digest of the model.
     """
@@ -71,8 +71,8 @@ class HeldOutSet:
             only decisions before that judgement.
         same: Earlier decision about the same model on this test set, or None if there is none.
         names: `name`, and the names of all other recorded test sets that contain at least half of the current examples.
-            There are other names only if this test set was counted as new before example IDs from an earlier version
-            were converted.
+            There are other names only if this test set was counted as new before the example IDs of an earlier
+            version were converted.
         files: Names of all files in `place` when they were read.
     """
 
@@ -254,7 +254,7 @@ def spend(whole: float, planned: int, promoted: Sequence[bool]) -> float:
     All planned decisions share the error rate `whole`. Decision k of n gets a level proportional to 1/k. If the
     previous decision promoted its model, the level of that decision is added. This online fallback procedure (Tian and
     Ramdas, Statistical Methods in Medical Research 30, 2021) controls the family-wise error rate under any dependence.
-    Decisions after decision n get the level of decision n, so that together they exceed `whole`.
+    Decisions after decision n get the level of decision n, so that all decisions together exceed `whole`.
 
     Args:
         whole: Family-wise error rate of all planned decisions.

@@ -110,6 +110,6 @@ def open_registry(root: Path | str, model_name: str) -> Registry:
     """
     if not is_on_vertex(str(root)):
         return ModelRegistry(root, model_name)
-    from tpu_components.core.registry.vertex import VertexRegistry  # Here, because that module imports this one.
+    from tpu_components.core.registry.vertex import VertexRegistry  # Imported here, because only this kind needs it.
 
     return VertexRegistry(str(root), model_name)

@@ -13,7 +13,7 @@ MODEL_DIR, EXPORT_DIR, VERSIONS_DIR = "model", "export", "versions"
 SIGNATURE_FILE = "model.sig"  # Signature of the folder that contains it: a version or its export.
 
 
-# Causes of a move: the gate of a run, a manual promotion, a rollback.
+# Causes of a move of an alias: the gate of a run, a manual promotion, a rollback.
 GATE, HAND, ROLLBACK = "gate", "hand", "rollback"
 
 
@@ -41,7 +41,7 @@ def reference(root: Path | str, model_name: str, version: str) -> str:
 
 
 def version_at(place: str) -> tuple[str, str]:
-    """Return model name and version number from the path of a version or of its export.
+    """Return the model name and the version number from the path of a version or of its export.
 
     Return ("", "") for other paths.
 

@@ -58,7 +58,7 @@ def sign_version(directory: Path, signing_key: str) -> None:
 
 
 def verify_version(directory: Path, verify_key: str, uri: str = "", name: str = "") -> None:
-    """Verify the signatures of a version and of its export, and that the signed name is the expected name.
+    """Verify the signatures of a version and of its export, and check that the signed name is the expected name.
 
     Args:
         directory: Folder of the version.
@@ -111,8 +111,8 @@ def verify_folder(folder: Path, verify_key: str, uri: str = "") -> None:
 def fetch_verified(uri: str, verify_key: str, scratch: Path, name: str = "") -> Path:
     """Copy an export to a private folder, verify the copy, and return the folder of the copied export.
 
-    So nobody can change the files after the check. If the export belongs to a version, the whole version is copied and
-    verified.
+    Nobody else can change the private copy after the check. If the export belongs to a version, the whole version is
+    copied and verified.
 
     Args:
         uri: The export, local or on gs://.
@@ -148,7 +148,7 @@ def verify_export(uri: str, verify_key: str, name: str = "") -> str:
         name: Expected name of the version; see `verify_version`.
 
     Returns:
-        The verified folder: the version, or the export if it belongs to no version.
+        The verified folder: the version, or the export if it does not belong to a version.
 
     Raises:
         InputError: If the folder is missing, or a signature is invalid.

@@ -36,7 +36,7 @@ from tpu_components.core.registry.reference import (
 from tpu_components.core.results.export_info import ExportInfo
 
 VERSION_FILE, ALIASES_FILE, CARD_FILE = "version.json", "aliases.json", "README.md"
-# Files of a version that version.json does not list: itself, and the signatures, which are written after it.
+# Files of a version that version.json does not list: version.json, and the signatures, which are written after it.
 UNLISTED = {VERSION_FILE, SIGNATURE_FILE, f"{EXPORT_DIR}/{SIGNATURE_FILE}"}
 
 
@@ -44,7 +44,7 @@ _CHECKSUM, _OLD_CHECKSUM = "sha256", "crc32c"
 
 
 def now() -> str:
-    """Return the current time in UTC, as ISO 8601 to the second."""
+    """Return the current time in UTC, in ISO 8601 format with whole seconds."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
@@ -54,16 +54,18 @@ class Version:
 
     Attributes:
         directory: Folder of the version.
-        digest: SHA-256 of names and contents of all files.
-        content_digest: SHA-256 of the trained model and the exported files, which training times do not change; see
-            `version_digest`. Old versions have only `digest`, with this meaning.
+        digest: SHA-256 of the names, sizes and checksums in `files`.
+        content_digest: SHA-256 of the trained model and the exported files; see `version_digest`. It does not depend on
+            when the model was trained or how long that took. Old versions lack this field; there, `digest` has this
+            meaning.
         model_digest: SHA-256 of the trained model; see `model_digest`.
         created: Time of registration, UTC, ISO 8601.
         parent: Version that the model was compared with. Empty if there was none.
         metrics: Scalar metrics by name.
         reasons: Reasons for the gate's decision.
         lineage: Origin of the version: data fingerprint, run, configuration, code.
-        files: Size in bytes and SHA-256 (CRC32C in old versions) of every file except the signatures, by path.
+        files: Size in bytes and SHA-256 (CRC32C in old versions) of every file, by path. `version.json` and the
+            signatures are left out.
         name: Signed name, such as `digits@0001`. On Vertex AI, which assigns the numbers, only the model's name. Empty
             in old versions.
     """
@@ -161,7 +163,7 @@ class Version:
             is_old = any(_CHECKSUM not in file for file in self.files.values())
             digest = version_digest(self.model_dir, self.export_dir) if is_old else digest_listing(self.files)
             if digest != self.digest:
-                faults.append(f"{VERSION_FILE} lists files with another digest than {self.digest[:16]}…")
+                faults.append(f"{VERSION_FILE} lists files whose digest is not {self.digest[:16]}…")
         return tuple(faults)
 
     def check_files(self) -> None:
@@ -257,16 +259,16 @@ class Registry(Protocol):
         """Return the number of the latest version with this trained model, or an empty string if there is none."""
 
     def champion(self, alias: str, digest: str) -> RegisteredVersion | None:
-        """Return the version that a model must beat to get an alias, or None if there is none."""
+        """Return the version that a model must beat to get an alias, or None if there is no version to beat."""
 
     def alias_of(self, version: str) -> str:
-        """Return an alias of a version, given by number or alias, or an empty string if it has none.
+        """Return an alias of a version, or an empty string if the version has no alias.
 
-        An alias is returned unchanged.
+        The argument is a number or an alias. An alias is returned unchanged.
         """
 
     def find_rollback(self, number: str, alias: str) -> str:
-        """Describe the rollback that took the alias from this version or its model, and say what to do.
+        """Describe the rollback that took an alias from a version or from its model, and say what to do.
 
         Return an empty string if there was no rollback, or if it was cancelled.
         """
@@ -353,7 +355,7 @@ def fetch_folder(uri: str, scratch: Path) -> Path:
 def model_digest(model_dir: Path) -> str:
     """Return the SHA-256 of a trained model: architecture, best weights, classes and vocabulary.
 
-    Times of training do not change the digest.
+    The digest does not depend on when the model was trained or how long that took.
 
     Raises:
         InputError: If a file is missing.

@@ -8,8 +8,8 @@ Versions have labels, which the service can search:
     tpu_pipelines_turn_A   number of the promotion in which the gate gave the version the alias A, from 1; it ends with
     `-rolled-back` if somebody has since moved A back by hand
 
-The service keeps no history of aliases, so the turns show rollbacks: a version was rolled back if its turn is later
-than the turn of the version that has the alias now.
+The service keeps no history of aliases, so rollbacks are detected from the turns: a version was rolled back if its turn
+is higher than the turn of the version that has the alias now.
 
 The `artifact_uri` is the folder `export/` of a version on gs://, which has the same layout as in a registry folder.
 """
@@ -66,10 +66,11 @@ class VertexVersion:
     def is_rolled_back(self, alias: str, current: Self | None) -> bool:
         """Return whether somebody has moved an alias by hand from this version back to an earlier one.
 
-        The promotion numbers (`turn`) of the two versions are compared. The current version has none if it was the
-        first version, or if it got the alias by hand or from an earlier release of this project. In that case, this
-        version was rolled back if it is newer and had the alias. It had the alias if it has a promotion number, or if
-        it still has the service's alias `default`, which the gate moves together with `champion`.
+        The promotion numbers (`turn`) of this version and of the current version are compared. The current version has
+        no number if it is the first version, or if it got the alias by hand or from an earlier release of this project.
+        Then this version counts as rolled back if it is newer than the current version and once had the alias. A
+        version once had the alias if it has a promotion number. With the alias `champion`, this is also assumed if the
+        version still has the service's alias `default`, which the gate moves together with `champion`.
 
         Args:
             alias: The alias.
@@ -93,7 +94,7 @@ class VertexRegistry:
 
     Args:
         root: `projects/PROJECT/locations/REGION/models`.
-        model_name: Id of the model: lower-case letters, digits, `-` and `_`.
+        model_name: ID of the model: lower-case letters, digits, `-` and `_`.
         service: Client of the service. None creates a client with the environment's credentials.
         backoff: Retry policy, for transient errors and long operations.
 
@@ -134,7 +135,7 @@ class VertexRegistry:
             raise OutageError(f"Vertex AI did not finish {method.replace('_', ' ')} within {_OPERATION_SECONDS} s.")
 
     def find(self, version: str) -> VertexVersion | None:
-        """Return a version by number or alias, or None for an alias that was never set.
+        """Return a version by number or alias, or None if no version has the alias.
 
         Raises:
             InputError: If the version does not exist, or the service rejects the request.
@@ -172,9 +173,10 @@ class VertexRegistry:
         return versions[-1].number if versions else ""
 
     def alias_of(self, version: str) -> str:
-        """Return an alias of a version, given by number or alias, or an empty string if it has none.
+        """Return an alias of a version, or an empty string if the version has no alias.
 
-        An alias is returned unchanged. The service's alias `default` does not count.
+        The argument is a number or an alias. An alias is returned unchanged. The service's alias `default` does not
+        count.
         """
         if not version.isdecimal():
             return version
@@ -191,7 +193,7 @@ class VertexRegistry:
             digest: Digest of the model that would get the alias; see `versions.model_digest`.
 
         Returns:
-            The version, or None if there is none to beat.
+            The version, or None if there is no version to beat.
         """
         current = self.find(alias)
         if current is None or current.model_digest != as_label(digest):
@@ -224,7 +226,7 @@ class VertexRegistry:
         return Move(number, previous, GATE, reason)
 
     def find_rollback(self, number: str, alias: str) -> str:
-        """Describe the rollback that took an alias from a version or its model, and say what to do.
+        """Describe the rollback that took an alias from a version or from its model, and say what to do.
 
         Return an empty string if nobody has moved the alias back by hand from this version, or from another version of
         the same model.
@@ -258,7 +260,9 @@ class VertexRegistry:
                 self._label(version, alias, turn)
 
     def _take_turn(self, versions: Sequence[VertexVersion], number: str, alias: str, previous: str) -> None:
-        """Write the turn label, the number of the promotion, of a version that took over an alias from another version.
+        """Set a version's turn label: the number of the promotion in which it took over an alias.
+
+        If the alias did not move from another version, the label is not set.
 
         The alias has already moved, so an error is only logged. Repeating the promotion writes the label.
         """

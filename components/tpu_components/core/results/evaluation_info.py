@@ -141,12 +141,13 @@ class Baseline:
 class SliceMetric:
     """The metric of a slice.
 
-    A slice contains the examples with the same value of a property. The gate judges each slice.
+    A slice contains all examples for which a property has the same value. The gate judges each slice.
 
     Attributes:
         by: Property that defines the slices, for example `class`.
         name: Value of the property in this slice.
-        num_examples: Number of examples in the slice. If the slice is a label, number of examples that have the label.
+        num_examples: Number of examples in the slice. For a slice that is a label, the number of examples
+            that have the label.
         metric: Metric that the gate compares.
         value: The model's metric on the slice.
         interval: Confidence interval of the metric, corrected for the number of slices, or None if there are too few
@@ -190,7 +191,7 @@ class Unseen:
 
     @classmethod
     def find(cls, seen: np.ndarray, keys: Sequence[str]) -> Self:
-        """Return a split without the examples that a model was trained on.
+        """Describe a split without the examples that a model was trained on.
 
         Args:
             seen: bool[models, examples], whether the model was trained on the example; the challenger comes first.
@@ -274,7 +275,7 @@ class TestSetUse:
         fresh = f"Draw a new test set: data.retired_tests=[{self.examples}]"
         text = f"decision {self.number:,} on this test set"
         if self.planned > 1:
-            text += f" of {self.planned:,} that share an error rate of {whole}: this one uses {level(self.rate, 2)}"
+            text += f"; {self.planned:,} decisions share an error rate of {whole}; this one uses {level(self.rate, 2)}"
             if self.number > self.planned:
                 text += f". The test set is used up: more decisions exceed that rate. {fresh}"
         else:
@@ -334,7 +335,7 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
 
     @property
     def rest(self) -> Unseen | None:
-        """The examples that the gate judged, if `challenger` has metrics on more examples, as in older files."""
+        """The examples that the gate judged, in older files whose `challenger` metrics cover more; otherwise None."""
         return self.unseen if self.unseen and self.unseen.scalars else None
 
     @property

@@ -24,7 +24,7 @@ from tpu_components.core.files.typed_json import JsonFile
 RECEIPT_FILE = "receipt.json"
 VERSION = 1
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-# A step that waited longer for its input says little about the program. Its receipt calibrates nothing.
+# A run that waited longer for its input says little about the program. Its receipt is not used for calibration.
 _MOST_WAITING = 0.1
 _HEX = Annotated[str, Pattern(r"([0-9a-f]{64})?", "a SHA-256 in hexadecimal, or empty")]
 _MACHINE = Annotated[str, Pattern(r"[a-z0-9-]{0,40}", "the name of a machine, such as v5e-8")]
@@ -132,7 +132,8 @@ class Receipt(JsonFile, name=RECEIPT_FILE, what="a receipt of a training run", s
         device: JAX's name of the devices, such as `TPU v5 lite`, or empty if unknown.
         devices: Number of JAX devices, or of replicas.
         hosts: Number of hosts.
-        steps: Number of measured steps. Steps that compile are left out, and so are steps that were lost in a kill.
+        steps: Number of measured steps. Steps that compile are left out, and so are steps that were lost because
+            the process was killed.
         all_steps: Number of steps of the run.
         step_ms: Quantiles of the time of a step, or None if no step was measured. If several steps were timed together,
             their mean stands for each of them.
@@ -141,7 +142,7 @@ class Receipt(JsonFile, name=RECEIPT_FILE, what="a receipt of a training run", s
         start_up_seconds: Seconds from the start of a session to the end of its first step, summed over all sessions.
         seconds: Seconds from the start to the end of a session, summed over all sessions.
         sessions: Number of sessions. A run that is interrupted and continued has several.
-        price: Price of the run, or None without a prediction for its machine.
+        price: Price of the run, or None without a prediction for its machine, or if the price is unknown.
         prediction: Preflight's prediction, or None without preflight.
 
     Raises:
@@ -177,7 +178,7 @@ class Receipt(JsonFile, name=RECEIPT_FILE, what="a receipt of a training run", s
 
     @property
     def is_comparable(self) -> bool:
-        """Whether the run took place on the machine that the prediction is for."""
+        """Whether the run took place on the machine that the prediction was made for."""
         return self.prediction is not None and self.prediction.machine == self.machine
 
     @property
@@ -201,7 +202,8 @@ class Receipt(JsonFile, name=RECEIPT_FILE, what="a receipt of a training run", s
     def with_prediction(self, raw: Mapping[str, Any]) -> "Receipt":
         """Return a copy with preflight's prediction.
 
-        If the run took place on the machine of the prediction, the copy also has the name of the machine and a price.
+        If the run took place on the machine that the prediction was made for, the copy also has the machine's name and,
+        if known, a price.
 
         Args:
             raw: The output `prediction` of preflight_training, or an empty mapping without preflight.

@@ -36,7 +36,7 @@ def test_without_a_prediction_there_is_no_section():
 def test_run_on_another_machine_is_not_compared():
     receipt = receive(machine="cpu", peak_bytes=None, price=None, prediction=predict())
     words = _words(receipt)
-    assert "The prediction is for v5e-8, and the run took place on cpu." in words
+    assert "The prediction is for v5e-8, but the run took place on cpu." in words
     assert "Step 10.0 ms (8.70–15.4) 13.0 ms (11.7–15.6) Memory of a device 2.00 GiB not measured Time" in words
     assert describe_step(receipt) == ""
 

@@ -362,7 +362,7 @@ def test_a_versions_digest_covers_all_of_its_files(register, registry):
     described["files"]["export/export.json"] = {"num_bytes": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}
     replace(version.directory / "version.json", json.dumps(described))
     (damage,) = registry.version("0001").damage()
-    assert damage.startswith(f"version.json lists files with another digest than {version.digest[:16]}")
+    assert damage.startswith(f"version.json lists files whose digest is not {version.digest[:16]}")
 
 
 def test_writing_to_a_run_changes_no_version(registry, register, tmp_path):
