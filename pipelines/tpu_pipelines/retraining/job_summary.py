@@ -256,7 +256,7 @@ def _preflights(runs: Mapping[str, RunFindings]) -> Table:
 
 
 def _slices(evaluation: Evaluation) -> Table:
-    """Return a table of at most 10 slices that are significantly better or worse than the champion's, worst first."""
+    """Return a table of at most 10 slices that differ significantly from the champion's, the worst first."""
     compared = [(part.difference.advantage, i) for i, part in enumerate(evaluation.slices) if part.difference]
     scores = [Score.of_slice(evaluation.slices[i]) for _, i in sorted(compared)]
     return table_of("slice", [score for score in scores if score.look in ("good", "bad")][:_LISTED_SLICES])

@@ -118,7 +118,10 @@ class DataOverview(Displayed):
 
     @property
     def is_imbalanced(self) -> bool:
-        """Whether the largest class has more than 10 times the training examples of the smallest class."""
+        """Whether the largest class has more than 10 times as many training examples as the smallest class.
+
+        For tasks other than classification, it is false.
+        """
         counts = self.trained_classes.values()
         return self.params.asked == CLASSIFICATION and max(counts, default=0) > _IMBALANCE * max(
             1, min(counts, default=0)

@@ -52,7 +52,7 @@ class Images:
 
 
 def load_images(environment: Mapping[str, str]) -> Images:
-    """Return the images that the variables in `environment` name. An empty variable counts as not set.
+    """Read the names of the images from environment variables. An empty variable counts as not set.
 
     Example:
         >>> load_images({"TPU_PIPELINES_IMAGE": "docker.io/me/python:1"}).steps

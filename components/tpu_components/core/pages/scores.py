@@ -101,7 +101,7 @@ def list_scores(
     differences: Mapping[str, Difference],
     top_k: int | None = None,
 ) -> list[Score]:
-    """Return a score for each metric of a task that has a value. The first is the metric that the gate compares.
+    """Return a score for each of a task's metrics that has a value. The first is the metric that the gate compares.
 
     Args:
         task: The task.
@@ -141,7 +141,7 @@ def scores_of(evaluation: Evaluation) -> list[Score]:
 
 
 def score_and_loss(metrics: Mapping[str, float | None]) -> tuple[str, str]:
-    """Return two table cells: name and value of the metric that the gate compares, and the loss.
+    """Return two table cells: the name and value of the metric that the gate compares, and the loss.
 
     A cell is `-` if its value is unknown.
     """

@@ -167,7 +167,9 @@ def _verify(folder: Path, verify_key: str, uri: str, version: str, name: str) ->
 
 
 def _find_version(uri: str, name: str) -> tuple[str, str]:
-    """Return the folder and the name of the version that an export belongs to, or two empty strings if there is none.
+    """Return the folder and the name of the version that an export belongs to.
+
+    If it does not belong to a version, return two empty strings.
 
     An export belongs to a version if its path is a version's path in a registry, if `name` is not empty, or if a file
     of a version is next to it. One file is enough, because others could have been removed. In this case, the returned

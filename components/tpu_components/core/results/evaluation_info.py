@@ -308,7 +308,7 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
             in older files. Metrics without a formula for the interval are left out.
         differences: Differences from the champion, by metric, on the same examples. Empty without a champion.
         slices: Slices of the same examples.
-        groups: Groups of the same examples, or None if the data set has none.
+        groups: Groups of the same examples, or None if the data set has no groups.
         test_set: Number and error rate of this decision on the test set, or None without a registry.
     """
 

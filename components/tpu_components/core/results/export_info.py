@@ -118,7 +118,7 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
         input: Input of the model.
         signatures: Description of the input of each signature of the SavedModel, by name.
         output: Output of the model.
-        quantization: Parts of the int8 format that are int8, in words, or None without this format.
+        quantization: Description of the parts of the int8 format that are int8, or None without this format.
         dataset_fingerprint: Fingerprint of the data set on which the formats were compared.
         compared_on: Examples on which the formats were compared.
         judged: Metric by which the formats are compared; one of `METRICS`.

@@ -67,7 +67,7 @@ class Price:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """Preflight's prediction for a training run, an output of preflight_training.
+    """Preflight's prediction for a training run. The step preflight_training outputs it.
 
     Attributes:
         program: Digest of the program; see `step_digest`. Empty if unknown.
@@ -126,7 +126,7 @@ class Receipt(JsonFile, name=RECEIPT_FILE, what="a receipt of a training run", s
 
     Attributes:
         version: Version of the file format.
-        program: Digest of the program; see `step_digest`. Preflight of the same step has the same digest.
+        program: Digest of the program; see `step_digest`. Preflight computes the same digest for the same step.
         machine: Short name of the machine, such as `v5e-8`, if the run took place on the predicted machine; `cpu` for
             a run on CPUs; empty if unknown.
         device: JAX's name of the devices, such as `TPU v5 lite`, or empty if unknown.
