@@ -3,7 +3,8 @@
 The time of an operation is the compiler's estimate of its cycles, but never less than the chip needs for its arithmetic
 and its memory traffic. Copies to on-chip memory overlap with the operations, but a step never takes less time than the
 memory traffic of its operations and copies. No parameter is fitted. Communication is assumed to go around a ring of the
-slice's links. The time of communication is an upper bound, because no overlap with computation is assumed.
+slice's links, and between slices to use the whole bandwidth of the data-centre network. No overlap with computation is
+assumed, so the time of communication within a slice is an upper bound.
 
 `python -m tests.evidence.benchmarks.whole_steps` compares the estimates with published step times, each with its
 source, and derives intervals. A test compares the intervals in this module with the derived intervals.
@@ -308,12 +309,14 @@ def collective_seconds(collective: Collective, machine: Slice) -> float | None:
     """Estimate the time of a collective, assuming that each group of devices is a ring with links in both directions.
 
     A collective over all chips of a slice uses the links along every axis of the slice. Devices of one chip exchange
-    their data through the chip's memory.
+    their data through the chip's memory. Devices of several slices use their share of the data-centre network.
 
     Returns:
-        Seconds, or None if several chips take part and the speed of the links is unknown.
+        Seconds, or None if several chips take part and the speed of the links or of the network is unknown.
     """
     generation = machine.generation
+    if collective.slices > 1:
+        return _between_slices_seconds(collective, generation)
     devices = collective.group or machine.devices
     chips = -(-devices // generation.devices_per_chip)
     if devices <= 1:
@@ -330,6 +333,19 @@ def collective_seconds(collective: Collective, machine: Slice) -> float | None:
     share = sending.get(collective.opcode.removeprefix("ragged-"), others)
     sent = share * collective.num_bytes / (links * generation.ici_bytes_per_second)
     return collective.times * (sent + chips / 2 * _HOP_SECONDS)
+
+
+def _between_slices_seconds(collective: Collective, generation: Generation) -> float | None:
+    """Return the time of a collective between slices if each device has its share of the network for itself.
+
+    The time is a lower bound of the transfer's: the hosts' work, latencies and contention in the network are left out.
+    """
+    if generation.dcn_bytes_per_second is None:
+        return None
+    others = (collective.slices - 1) / collective.slices
+    share = {_ALL_REDUCE: 2 * others, "collective-permute": 1.0}.get(collective.opcode, others)
+    speed = generation.dcn_bytes_per_second / generation.devices_per_chip
+    return collective.times * share * collective.num_bytes / speed
 
 
 def _links(machine: Slice) -> int:

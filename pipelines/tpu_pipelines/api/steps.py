@@ -51,8 +51,8 @@ def preflight_step(
         platform: Platform whose price is shown: `vertex` or `kubeflow`.
         region: Region whose price is shown. Empty means the cheapest region.
         spot: Whether to show the price of spot machines.
-        slices: Number of slices, which the data-centre network connects. The time of communication between slices is
-            unknown and not included.
+        slices: Number of slices, which the data-centre network connects. Communication between slices is assumed to
+            use the whole bandwidth of this network.
         name: Name of the step in the report. Empty means the name of the function.
         largest: Function that returns the positional arguments for a size of 1 or more, such as the batch size per
             device. The largest size that fits is found by compiling, and the report describes this size.

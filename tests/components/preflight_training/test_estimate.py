@@ -183,6 +183,34 @@ def test_a_collective_takes_the_time_of_its_group(opcode, group, milliseconds):
     assert collective_seconds(one, _machine("v5e-8")) == pytest.approx(2e-3 * (milliseconds + hops))
 
 
+@pytest.mark.parametrize(
+    ("opcode", "slices", "milliseconds"),
+    [
+        ("all-reduce", 2, 1.0),
+        ("all-reduce", 4, 1.5),
+        ("all-gather", 4, 0.75),
+        ("reduce-scatter", 4, 0.75),
+        ("all-to-all", 4, 0.75),
+        ("collective-permute", 4, 1.0),
+    ],
+)
+def test_a_collective_between_slices_uses_the_chips_share_of_the_network(opcode, slices, milliseconds):
+    """6.4 Tbit/s for 256 chips of v5e are 3.125 GB/s each, which move 3.125 MB in a millisecond."""
+    one = Collective(opcode, 3_125_000, slices=slices, times=2)
+    assert collective_seconds(one, _machine("v5e-8")) == pytest.approx(2e-3 * milliseconds)
+
+
+def test_the_devices_of_a_chip_share_the_network():
+    """A 7x chip has 100 Gbit/s and two devices."""
+    machine = next(one for one in load_catalogue().slices if one.generation.name == "7x")
+    one = Collective("collective-permute", 6_250_000, slices=2)
+    assert collective_seconds(one, machine) == pytest.approx(1e-3)
+
+
+def test_the_speed_between_slices_of_v4_is_unknown():
+    assert collective_seconds(Collective("all-reduce", 1000, slices=2), _machine("v4-8")) is None
+
+
 def test_the_cores_of_a_chip_talk_through_its_memory():
     """A 7x has two devices and 7.38 TB/s; four devices are a ring of two chips."""
     machine = next(one for one in load_catalogue().slices if one.generation.name == "7x" and one.chips > 1)

@@ -89,6 +89,8 @@ class Generation:
         vertex_factor: Ratio of Vertex AI's price to Compute Engine's, or None if Vertex AI does not offer it.
         serving_only_regions: Regions for serving only.
         ici_bytes_per_second: Bandwidth of one link between chips in one direction, or None if unknown.
+        dcn_bytes_per_second: A chip's share of the bandwidth of the data-centre network, which joins slices, in one
+            direction, or None if unknown.
         gke_accelerator: Value of GKE's node label, for example `tpu-v5-lite-podslice`. Empty if GKE does not offer it.
         gke_pod_accelerator: GKE's label for slices of several hosts. Empty if it is equal to `gke_accelerator`.
         vertex_quota: Part of the name of Vertex AI's quota. Empty if Vertex AI does not offer it.
@@ -116,6 +118,7 @@ class Generation:
     vertex_factor: float | None = None
     serving_only_regions: tuple[str, ...] = ()
     ici_bytes_per_second: float | None = None
+    dcn_bytes_per_second: float | None = None
     gke_accelerator: str = ""
     gke_pod_accelerator: str = ""
     vertex_quota: str = ""

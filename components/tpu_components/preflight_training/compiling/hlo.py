@@ -162,12 +162,15 @@ class Collective:
             reduce-scatter.
         group: Number of devices that take part together, or 0 for all devices of the program.
         times: Number of executions in a step.
+        slices: Number of slices that exchange the array over the data-centre network, one device of each. It is 1 for
+            communication within a slice.
     """
 
     opcode: str
     num_bytes: int
     group: int = 0
     times: int = 1
+    slices: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -566,14 +569,18 @@ class _Program:
     ) -> Iterator[tuple[str, Collective]]:
         """Yield (channel, collective) for an operation that is a collective, and for each collective that it calls."""
         kind = instruction.opcode.removesuffix("-start")
-        if kind in _COLLECTIVES:
+        if _is_between_slices(instruction):
+            if kind == "send":
+                num_bytes = sum(scope[name].num_bytes for name in instruction.operands if name in scope)
+                yield instruction.attribute(_CHANNEL), _between_slices(instruction, num_bytes)
+        elif kind in _COLLECTIVES:
             kind = _fused_kind(instruction, scope) if is_fused else kind
             sent = instruction.operands[:1] if kind == "ragged-all-to-all" else instruction.operands
             num_bytes = sum(scope[name].num_bytes for name in sent if name in scope)
             group = _group_size(instruction.attributes)
             if kind == "all-gather":  # Of one or several arrays.
                 num_bytes = max(num_bytes * group, *(array.num_bytes for array in instruction.arrays))
-            yield instruction.attribute(r"channel_id=(\d+)"), Collective(kind, num_bytes, group)
+            yield instruction.attribute(_CHANNEL), Collective(kind, num_bytes, group)
         elif kind in ("call", "async", "fusion"):
             for name in instruction.called("to_apply", "calls"):
                 for inner in self.computations.get(name, {}).values():
@@ -593,6 +600,7 @@ class _Program:
 
 
 _UNKNOWN_CYCLES = 2**63 - 1  # Instead of an estimate, for example of an operation of a sparse core.
+_CHANNEL = r"channel_id=(\d+)"
 _CYCLES, _TARGET = r'"estimated_cycles":"(\d+)"', r'custom_call_target="([^"]*)"'
 _OPERANDS = r"operand_layout_constraints=\{((?:[^{}]|\{[^{}]*\})*)\}"
 
@@ -647,13 +655,38 @@ def _group_size(attributes: str) -> int:
     return 0
 
 
+def _is_between_slices(instruction: Instruction) -> bool:
+    """Return whether an operation sends or receives data over the data-centre network, which the hosts do."""
+    return instruction.opcode in ("send", "recv") and "_xla_megascale_transfer_type" in instruction.attributes
+
+
+def _between_slices(send: Instruction, num_bytes: int) -> Collective:
+    """Return the collective over several slices that a `send` begins.
+
+    The compiler divides a collective over all devices into one in each slice and one between the slices.
+
+    Args:
+        send: The operation.
+        num_bytes: Size of the data that a device sends.
+    """
+    kind = send.attribute(r'_xla_megascale_transfer_type="(\w+)"').lower().replace("_", "-")
+    # The devices of a group, such as {1,2}x{0:7} for those of slices 1 and 2, or {100000,200000} for their first ones.
+    members = re.findall(r"\d+", send.attribute(r'_xla_megascale_target="?\{+([^}]*)\}'))
+    slices = len({int(member[:-5] or member) for member in members})
+    whole = num_bytes * slices if kind == "all-gather" else num_bytes
+    return Collective("collective-permute" if kind == "one-to-one" else kind, whole, slices=slices)
+
+
 def _is_transfer(instruction: Instruction) -> bool:
     # TPU 7x has separate cores for collectives: calls of these cores run in parallel with the computation.
     opcode = instruction.opcode
-    return opcode.removesuffix("-start") in (*_COLLECTIVES, "async") or opcode == "call-start"
+    is_collective = opcode.removesuffix("-start") in (*_COLLECTIVES, "async") or opcode == "call-start"
+    return is_collective or _is_between_slices(instruction)
 
 
 def _calls_host(instruction: Instruction) -> bool:
+    if _is_between_slices(instruction):
+        return False
     target = instruction.attribute(_TARGET)
     return instruction.opcode in ("send", "recv", "infeed", "outfeed") or bool(re.search("(?i)callback|host", target))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tpu_components.core.base import progress
 from tpu_components.core.base.errors import InputError, describe
-from tpu_components.core.base.formatting import byte_size, number, percent
+from tpu_components.core.base.formatting import byte_size, number, percent, time
 from tpu_components.core.machines.machine_spec import PaidMachine
 from tpu_components.preflight_training.compiling import sandbox
 from tpu_components.preflight_training.compiling.hlo import Kind
@@ -19,6 +19,7 @@ from tpu_components.preflight_training.estimate import (
     MUCH_GUESSED,
     StepTime,
     accuracy_of,
+    collective_seconds,
     kernel_share,
     time_layers,
     time_step,
@@ -248,12 +249,7 @@ def _time(outcome: Outcome, case: StepCase, runs: Sequence[Run]) -> StepTime | N
     if outcome.verdict != FITS or outcome.cost is None or not outcome.cost.has_estimate:
         return None
     step = time_step(outcome.cost, case.paid.slice)
-    if case.slices == 1 or not outcome.cost.collectives:
-        return calibrated(step, runs, program="", machine=case.machine)
-    # It is unknown which collectives use the data-centre network, and how fast this network is.
-    shares = (step.low_ms / step.total_ms, step.high_ms / step.total_ms)
-    low_ms, high_ms = (share * step.compute_ms for share in shares)
-    return dataclasses.replace(step, communication_ms=None, low_ms=low_ms, high_ms=high_ms)
+    return calibrated(step, runs, program="", machine=case.machine) if case.slices == 1 else step
 
 
 def _limits(outcome: Outcome, step: StepTime | None, case: StepCase) -> list[str]:
@@ -288,7 +284,7 @@ def _limits(outcome: Outcome, step: StepTime | None, case: StepCase) -> list[str
     if cost.early_loops:
         loops = "1 loop" if cost.early_loops == 1 else f"{cost.early_loops} loops"
         notes.append(f"{loops} may end early. The largest number of iterations is counted.")
-    if cost.host_calls and case.slices == 1:  # Otherwise these are transfers between the slices.
+    if cost.host_calls:
         notes.append(f"The step calls the host, which takes unknown time: {', '.join(cost.host_calls)}.")
     if cost.host_bytes:
         notes.append(
@@ -297,8 +293,16 @@ def _limits(outcome: Outcome, step: StepTime | None, case: StepCase) -> list[str
         )
     if cost.has_narrow_products:
         notes.append("Products of 8 and 4 bits are timed like products of bfloat16. Some TPUs are twice as fast.")
-    if case.slices > 1:
-        notes.append("The time of communication between slices is unknown and left out.")
+    between = [collective for collective in cost.collectives if collective.slices > 1]
+    speed = case.paid.slice.generation.dcn_bytes_per_second
+    if step is not None and between and speed is None:
+        notes.append("The speed of the data-centre network between the slices is unknown.")
+    elif step is not None and between:
+        seconds = sum(collective_seconds(collective, case.paid.slice) or 0.0 for collective in between)
+        notes.append(
+            f"Communication between the slices takes {time(seconds)}, if each chip reaches its {number(speed / 1e9)} "
+            "GB/s of the data-centre network. It may take longer, or overlap with the computation."
+        )
     return notes
 
 

@@ -430,6 +430,34 @@ def test_collectives_have_the_size_of_their_groups(groups, size):
     assert collective == Collective("all-reduce", 4096, size)
 
 
+@pytest.mark.parametrize(
+    ("kind", "target", "collective"),
+    [
+        ("ALL_REDUCE", '"{1,2,3,4}x{0:7}"', Collective("all-reduce", 4096, slices=4)),
+        ("ALL_REDUCE", "{{100000,200000},{300000,400000},{100001,200001}}", Collective("all-reduce", 4096, slices=2)),
+        ("REDUCE_SCATTER", '"{1,2}x{0:7}"', Collective("reduce-scatter", 4096, slices=2)),
+        ("ALL_GATHER", '"{1,2,3,4}x{0:7}"', Collective("all-gather", 4 * 4096, slices=4)),
+        ("ALL_TO_ALL", "{{100000,200000,300000},{100001,200001,300001}}", Collective("all-to-all", 4096, slices=3)),
+        ("ONE_TO_ONE", "{{100000->200000},{200000->100000}}", Collective("collective-permute", 4096, slices=2)),
+    ],
+)
+def test_a_transfer_between_slices_is_a_collective_and_no_call_of_the_host(kind, target, collective):
+    attributes = (
+        'is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",'
+        f'_xla_megascale_target={target},_xla_megascale_transfer_type="{kind}"}}'
+    )
+    cost = _cost(
+        "  %t = token[] after-all()",
+        f"  %s = (f32[8,128]{{1,0}}, u32[]{{:S(2)}}, token[]) send(%p, %t), channel_id=2, {attributes}",
+        f"  %r = (f32[8,128]{{1,0}}, u32[]{{:S(2)}}, token[]) recv(%t), channel_id=1, {attributes}",
+        "  %d = token[] send-done(%s), channel_id=2, is_host_transfer=true",
+        "  %e = (f32[8,128]{1,0}, token[]) recv-done(%r), channel_id=1, is_host_transfer=true",
+    )
+    assert cost.collectives == (collective,)
+    assert cost.host_calls == ()
+    assert cost.operations == []
+
+
 def test_an_all_gather_counts_what_it_returns():
     (gathered,) = _cost("  %r = f32[64,128] all-gather(%p), replica_groups=[1,8]<=[8], dimensions={0}").collectives
     assert gathered == Collective("all-gather", 8 * 4096, 8)

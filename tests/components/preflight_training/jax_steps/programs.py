@@ -256,7 +256,8 @@ def cases() -> dict[str, Callable[[], StepCase]]:
         "abstract mesh": lambda: StepCase(train_step, inputs(), "v5e-8", jit_options=_abstract()),
         "GSPMD": lambda: StepCase(_Gspmd(jitted("v5e-8", data=2, model=4)), inputs(), "v5e-8"),
         "half of the slice": lambda: StepCase(jitted("v5e-4", data=1, model=4), inputs(), "v5e-8"),
-        "two slices": lambda: StepCase(_halves, (shaped((64, 64), jnp.float32, _over_slices()),), "v5e-8", slices=2),
+        "two slices": lambda: _summed_over_slices("v5e-8", 16),
+        "two slices of v4": lambda: _summed_over_slices("v4-8", 8, "kubeflow"),
         "too large": lambda: StepCase(train_step, inputs(4 << 20 << 4), "v5e-1"),
         "asking": lambda: StepCase(asking, (shaped((64, 64)),), "v5e-1"),
         "asking as cpu": lambda: StepCase(asking, (shaped((64, 64)),), "v5e-1", default_backend="cpu"),
@@ -326,12 +327,16 @@ def costly_cases() -> dict[str, Callable[[], StepCase]]:
     return {"largest": lambda: StepCase(train_step, machine="v5e-1", largest=lambda size: inputs(size << 16))}
 
 
-def _halves(array: Any) -> Any:
-    return array / 2 + array.sum()
+def _sum_of_tanh(arrays: Any) -> Any:
+    return jnp.tanh(arrays).sum(0)
 
 
-def _over_slices() -> NamedSharding:
-    return NamedSharding(mesh("v5e-8", slices=2, data=16), PartitionSpec("data"))
+def _summed_over_slices(machine: str, devices: int, platform: str = "vertex") -> StepCase:
+    """A sum of 4 MiB over the devices of two slices."""
+    over = mesh(machine, slices=2, data=devices)
+    arrays = shaped((devices, 1024, 1024), jnp.float32, NamedSharding(over, PartitionSpec("data")))
+    everywhere = {"out_shardings": NamedSharding(over, PartitionSpec())}
+    return StepCase(_sum_of_tanh, (arrays,), machine, slices=2, jit_options=everywhere, platform=platform)
 
 
 def _over_eight() -> NamedSharding:

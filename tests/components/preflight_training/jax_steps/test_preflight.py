@@ -122,12 +122,23 @@ def test_a_step_may_use_some_devices_of_a_slice(report_of, outcomes):
     assert "8 devices, of which the step uses 4" in outcomes["half of the slice"]["text"]
 
 
-def test_time_between_slices_is_unknown_and_said_to_be(report_of):
+def test_slices_communicate_over_the_data_centre_network(report_of):
+    """Each device sends its part of 4 · 1024² bytes, an eighth, through 3.125 GB/s."""
     report = report_of("two slices")
     assert (report.devices, report.used_devices) == (16, 16)
-    assert report.step.communication_ms is None
     assert report.dollars_per_hour == 2 * report_of("mesh").dollars_per_hour
-    assert report.notes == ("The time of communication between slices is unknown and left out.",)
+    between_ms = 1e3 * 4 * 1024**2 / 8 / 3.125e9
+    assert between_ms < report.step.communication_ms < 1.5 * between_ms
+    assert report.notes[-1] == (
+        "Communication between the slices takes 168 µs, if each chip reaches its 3.12 GB/s of the data-centre network. "
+        "It may take longer, or overlap with the computation."
+    )
+
+
+def test_the_speed_between_slices_is_unknown_for_v4(report_of):
+    report = report_of("two slices of v4")
+    assert report.step.communication_ms is None
+    assert report.notes == ("The speed of the data-centre network between the slices is unknown.",)
 
 
 def test_a_step_that_does_not_fit_says_what_it_needs(report_of):
