@@ -150,14 +150,17 @@ def hold_out_intervals(
     return found
 
 
-def summing_seconds(num_bytes: int, chips: int, generation: Generation) -> float:
-    """Seconds in which the chips of a slice sum the gradients of a replica's weights."""
-    slices = [one for one in load_catalogue().slices if one.generation.name == generation.name]
-    alike = next((one for one in slices if one.chips == chips), slices[0])
+def summing_seconds(num_bytes: int, chips: int, generation: Generation, slices: int = 1) -> float:
+    """Return the seconds in which the chips of a slice sum the gradients of a replica's weights.
+
+    With `slices` above 1, return the seconds in which the slices sum the gradients of each chip over the network.
+    """
+    known = [one for one in load_catalogue().slices if one.generation.name == generation.name]
+    alike = next((one for one in known if one.chips == chips), known[0])
     machine = dataclasses.replace(
         alike, generation=generation, chips=chips, devices=chips * generation.devices_per_chip
     )
-    return collective_seconds(Collective("all-reduce", num_bytes), machine) or 0.0
+    return collective_seconds(Collective("all-reduce", num_bytes, slices=slices), machine) or 0.0
 
 
 def errors(ratios: Sequence[float]) -> tuple[float, float, float]:

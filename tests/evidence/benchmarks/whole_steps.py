@@ -6,8 +6,9 @@ programs down, and `published_compile` compiles them and keeps the scheduled HLO
 
 What is compared is one device's computation by `estimate.seconds_of`, and communication. Where weights are replicated,
 the sum of gradients is added, as preflight does; where they are divided among chips, publishers hide their gathering
-behind the computation, so the longer of the two counts. Beside it stand two simple estimators: the compiler's cycles as
-they are, and a constant share of the chip's peak.
+behind the computation, so the longer of the two counts. Between slices, the sum of each chip's float32 gradients over the
+data-centre network is added. Beside it stand two simple estimators: the compiler's cycles as they are, and a constant
+share of the chip's peak.
 """
 
 import argparse
@@ -58,6 +59,7 @@ class Row:
         generation: Of the chips; `v4-core` if a device is one core.
         machine: The slice or slices.
         key: What names the compilation: program, generation and examples per device.
+        slices: Number of slices that the data-centre network joins.
         source: Who published it; a publisher's figures for several slices share what he does and counts.
         measured: Seconds.
         beside: Seconds of communication that is added to the computation.
@@ -72,11 +74,17 @@ class Row:
     generation: str
     machine: str
     key: str
+    slices: int
     source: str
     measured: float
     beside: float
     hidden: float
     is_whole: bool
+
+    @property
+    def estimate(self) -> str:
+        """What names the estimate: the compilation, and the number of slices."""
+        return self.key if self.slices == 1 else f"{self.key}/{self.slices} slices"
 
 
 def load_generations() -> dict[str, Generation]:
@@ -123,7 +131,11 @@ def load_rows() -> list[Row]:
         program = published["programs"][raw["program"]]
         parameters = costs[key][1]
         is_divided = raw["weights"] != "replicated"
-        seconds = 0.0
+        slices = raw.get("slices", 1)
+        between = seconds = 0.0
+        if slices > 1:
+            chips = raw["chips"] // slices
+            between = summing_seconds(gradient_bytes(parameters) // chips, chips, generation, slices)
         if raw["whole"] and is_divided:
             seconds = _gathering(parameters, raw["chips"], generation)
         elif raw["whole"]:
@@ -139,9 +151,10 @@ def load_rows() -> list[Row]:
                 generation=device,
                 machine=raw["slice"],
                 key=key,
+                slices=slices,
                 source=_publisher(raw["source"]),
                 measured=raw["step_ms"] / 1e3,
-                beside=0.0 if is_divided else seconds,
+                beside=between if is_divided else seconds + between,
                 hidden=seconds if is_divided else 0.0,
                 is_whole=raw["whole"],
             )
@@ -179,22 +192,22 @@ def load_observations(rows: Iterable[Row]) -> list[Observation]:
     generations = load_generations()
     groups = defaultdict(list)
     for row in rows:
-        groups[row.key].append(row)
+        groups[row.estimate].append(row)
     return [
         Observation(
-            key=key,
+            key=estimate,
             program=group[0].program,
             family=group[0].family,
             kind=group[0].kind,
             generation=generations[group[0].generation],
             sources=frozenset(row.source for row in group),
-            operations=costs[key][0],
+            operations=costs[group[0].key][0],
             beside=statistics.fmean(row.beside for row in group),
             hidden=statistics.fmean(row.hidden for row in group),
             measured=math.exp(statistics.fmean(math.log(row.measured) for row in group)),
             is_whole=group[0].is_whole,
         )
-        for key, group in groups.items()
+        for estimate, group in groups.items()
     ]
 
 
@@ -319,7 +332,7 @@ def accuracies(rows: Sequence[Row]) -> dict[bool, Accuracy]:
         ratios = [one.ratio for one in own.values()]
         low, high = (round(end, 2) for end in interval(list(own.values())))
         median, most, _ = errors(ratios)
-        steps = sum(row.key in own for row in rows)
+        steps = sum(row.estimate in own for row in rows)
         found[busy] = Accuracy(
             factor=1.0,
             low=low,
@@ -342,7 +355,7 @@ def table() -> list[str]:
     whole = [one for one in observations if one.is_whole]
     held = hold_out_intervals(whole, is_busy)
     constant = hold_out_constant(observations)
-    figures = Counter(row.key for row in rows)
+    figures = Counter(row.estimate for row in rows)
     texts = dict.fromkeys(("program", "machine"), "<")
     numbers = dict.fromkeys(("rows", "measured", "estimated", "matrix units", "measured/estimated"), ">")
     lines = Table(
@@ -350,7 +363,7 @@ def table() -> list[str]:
         [
             (
                 one.program,
-                ", ".join(sorted({row.machine for row in rows if row.key == one.key})[:2]),
+                ", ".join(sorted({row.machine for row in rows if row.estimate == one.key})[:2]),
                 str(figures[one.key]),
                 f"{one.measured * 1e3:,.4g}",
                 f"{one.measured * 1e3 / one.ratio:,.4g}",
