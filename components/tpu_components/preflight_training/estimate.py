@@ -100,7 +100,7 @@ class Accuracy:
 
 
 _UNKNOWN = Accuracy(1.0, 1.0, 1.0, 0, 0)  # For GPUs, whose time is not estimated.
-_WELL = Accuracy(1.0, 0.85, 1.33, 47, 34, 36, 36, 47, 0.07, 0.22)
+_WELL = Accuracy(1.0, 0.83, 1.37, 77, 34, 62, 64, 77, 0.09, 0.2)
 _LITTLE = Accuracy(1.0, 0.5, 1.67, 68, 34, 47, 55, 68, 0.19, 0.8)
 _GROUPS = (_WELL, _LITTLE)
 INTERVALS = (
