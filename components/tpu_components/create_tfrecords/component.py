@@ -65,23 +65,25 @@ def create_tfrecords(
             `regression` (one number or several). `multi_label` and `regression` require a csv:, npz:, parquet:,
             huggingface: or tfrecords: source; labelstudio: and cvat: also support `multi_label`. The task of a corpus:
             source is `language_model`.
-        target_columns: Columns with the target numbers of a regression. Empty means `label`. For an npz: source, the
-            names of the targets. Empty then means `target`, or `target_0` and so on.
+        target_columns: Columns that contain the target numbers of a regression. Empty means the column `label`. The
+            targets in an npz: source have no names, so they get these names; empty then means `target` or, for several
+            targets, `target_0`, `target_1` and so on.
         validation_fraction: Share of the examples to hold out for validation, if the source has no validation split.
         test_fraction: Share of the examples to hold out for testing, if the source has no test split.
-        stratify: Put every class in every split. A split that has no example of a class gets the example with the
-            nearest hash from another split. Examples of these small classes may move to another split when examples are
-            added. All other examples keep their splits. Only for classification, and without effect with
+        stratify: Put every class in every split. If a split has no example of a class, the example of this class with
+            the nearest hash moves there from another split. When you add data, examples of these small classes may move
+            again, but all other examples keep their splits. Applies only to classification, and has no effect with
             `group_column`.
         group_column: A CSV column or a data field of Label Studio. Examples with the same value form a group, and stay
             in one split. If there are few groups, they are assigned so that the sizes of the splits are as close as
             possible to the fractions.
         slice_columns: CSV columns or data fields of Label Studio that define slices, for example `site`. With
             `gate.slices`, the gate judges the examples of each value separately. Models do not get these columns.
-        columns: Names of CSV or Parquet columns, TFRecord features, or JSON fields of WebDataset and Label Studio, if
-            they differ from `path` (CSV only), `image`, `text`, `label`, `split` and `id`, for example {"path":
-            "filename"}. Common names such as `review` and `sentiment` are detected. With a `weight`, such as {"weight":
-            "confidence"}, the loss of each example in training is multiplied by this column. Metrics are not weighted.
+        columns: Your names of CSV or Parquet columns, TFRecord features, or JSON fields of WebDataset and Label Studio,
+            if they differ from `path` (for tables of image files), `image`, `text`, `label`, `split` and `id`, for
+            example {"path": "filename"}. Common names such as `review` and `sentiment` are detected. An entry such as
+            {"weight": "confidence"} multiplies the training loss of each example by its value in the column
+            `confidence`. Metrics are not weighted.
         split_files: Pattern of the file names of each split, such as {"train": "mnist-train*", "test": "mnist-test*"},
             if the file names do not begin with the name of the split. Only for TFRecord, Parquet and WebDataset files.
         rewrite: Write the examples as new records. If false, the records of a tfrecords: source are checked and used in
@@ -93,10 +95,10 @@ def create_tfrecords(
             decisions. The gate prints these paths. The examples of these test sets are left out of every split, so the
             new test set has only newer examples.
         seed: Seed of the split and of the order in which examples are stored.
-        image_size: [height, width] to resize to, or one number for both. Empty means that all images must already have
-            the same size.
-        channels: Number of channels: 1 for grey, 3 for colour, or 0 for the channels of the first image. Images are
-            converted only for 1 or 3.
+        image_size: Size to which images are resized: [height, width], or one number for both. Empty means that all
+            images must already have the same size.
+        channels: Number of channels. 1 converts all images to grey, and 3 converts them to colour. 0 means the number
+            of channels of the first image, which all other images must have as well.
         apply_rotation: Rotate photos by their EXIF orientation, in the records and for predictions.
         convert_arrays: Also accept arrays with channels first, floats in [0, 1] or one-hot classes, and convert them.
             The log names each conversion.
@@ -104,10 +106,10 @@ def create_tfrecords(
             image files. `auto` is `raw` for arrays and for images up to 64×64×3, `resized` if photos are more than a
             tenth larger than image_size, and otherwise `encoded`.
         jpeg_quality: Quality of `resized` images, from 1 to 100.
-        crop_margin: Fraction by which `resized` images are stored larger than `image_size`, so that random crops in
+        crop_margin: Fraction by which stored `resized` images are larger than `image_size`, so that random crops in
             training contain only real pixels. Evaluation and serving use the centre of the images.
-        vocabulary_size: Number of token IDs for texts, including padding and unknown. The other IDs are for the most
-            frequent words of the training split.
+        vocabulary_size: Number of token IDs for texts, including the IDs for padding and unknown words. The other IDs
+            are for the most frequent words of the training split.
         num_tokens: Length in words to which all texts are cut or padded. For a corpus: source, the number of characters
             in a passage.
         tokenization: Rule that splits texts into words. `words_and_characters`: Unicode spaces and punctuation separate
@@ -119,17 +121,20 @@ def create_tfrecords(
         context_tokens: Number of characters by which validation and test passages of a corpus overlap: a passage begins
             with the last characters of the preceding passage. These characters are context, and are scored only in the
             preceding passage. With 0, half of the predictions have little context.
-        class_names: The classes, in order. Empty means the classes in the data, sorted. Names are compared in Unicode
-            NFC, and `1.0` is the class `1`. For folders, the classes to use. For integer labels of arrays, the name of
-            each number. For a multi-label npz: source, the names of the columns, by default the column numbers.
-        target_shard_mib: Wanted size of a shard, in MiB.
+        class_names: The classes, in order. Empty means all classes in the data, sorted. Names are compared in Unicode
+            NFC, and `1.0` is the class `1`. With folders, only the folders that are listed here are used. With integer
+            labels in arrays, entry i is the name of label i, unless the list contains the numbers themselves. With a
+            multi-label npz: source, entry i is the name of column i, and empty means that the column numbers are the
+            names.
+        target_shard_mib: Target size of a shard, in MiB.
         max_bad_fraction: Largest share of inputs that may be unreadable or lack a label, split or weight. These inputs
             are quarantined and listed in the manifest.
         num_workers: Number of processes. 0 means one per available CPU.
         engine: How a pipeline writes records: `local` in one step, `fan_out` in `engine_tasks` parallel steps and a
-            merge step, or `beam` in an Apache Beam job. All engines write the same bytes. The command of the step is
-            always `local`. See `create_tfrecords.engines` for the other engines.
-        engine_tasks: Number of parallel steps of `fan_out`, at most 90 on Vertex AI, or of work items of `beam`.
+            merge step, or `beam` in an Apache Beam job. All engines write the same bytes. The command of the step
+            always works like `local`; `create_tfrecords.engines` has commands for the other engines.
+        engine_tasks: With `fan_out`, the number of parallel steps, at most 90 on Vertex AI. With `beam`, the number of
+            work items.
         beam_options: Options of the Beam pipeline by Beam's names, for example `runner`, `region`,
             `worker_machine_type` and `max_num_workers`. For an option that takes no value, write "". Parts of the data
             set are stored below `temp_location`, which must be in a bucket if `runner` uses other machines.
@@ -201,23 +206,25 @@ def list_source(
             `regression` (one number or several). `multi_label` and `regression` require a csv:, npz:, parquet:,
             huggingface: or tfrecords: source; labelstudio: and cvat: also support `multi_label`. The task of a corpus:
             source is `language_model`.
-        target_columns: Columns with the target numbers of a regression. Empty means `label`. For an npz: source, the
-            names of the targets. Empty then means `target`, or `target_0` and so on.
+        target_columns: Columns that contain the target numbers of a regression. Empty means the column `label`. The
+            targets in an npz: source have no names, so they get these names; empty then means `target` or, for several
+            targets, `target_0`, `target_1` and so on.
         validation_fraction: Share of the examples to hold out for validation, if the source has no validation split.
         test_fraction: Share of the examples to hold out for testing, if the source has no test split.
-        stratify: Put every class in every split. A split that has no example of a class gets the example with the
-            nearest hash from another split. Examples of these small classes may move to another split when examples are
-            added. All other examples keep their splits. Only for classification, and without effect with
+        stratify: Put every class in every split. If a split has no example of a class, the example of this class with
+            the nearest hash moves there from another split. When you add data, examples of these small classes may move
+            again, but all other examples keep their splits. Applies only to classification, and has no effect with
             `group_column`.
         group_column: A CSV column or a data field of Label Studio. Examples with the same value form a group, and stay
             in one split. If there are few groups, they are assigned so that the sizes of the splits are as close as
             possible to the fractions.
         slice_columns: CSV columns or data fields of Label Studio that define slices, for example `site`. With
             `gate.slices`, the gate judges the examples of each value separately. Models do not get these columns.
-        columns: Names of CSV or Parquet columns, TFRecord features, or JSON fields of WebDataset and Label Studio, if
-            they differ from `path` (CSV only), `image`, `text`, `label`, `split` and `id`, for example {"path":
-            "filename"}. Common names such as `review` and `sentiment` are detected. With a `weight`, such as {"weight":
-            "confidence"}, the loss of each example in training is multiplied by this column. Metrics are not weighted.
+        columns: Your names of CSV or Parquet columns, TFRecord features, or JSON fields of WebDataset and Label Studio,
+            if they differ from `path` (for tables of image files), `image`, `text`, `label`, `split` and `id`, for
+            example {"path": "filename"}. Common names such as `review` and `sentiment` are detected. An entry such as
+            {"weight": "confidence"} multiplies the training loss of each example by its value in the column
+            `confidence`. Metrics are not weighted.
         split_files: Pattern of the file names of each split, such as {"train": "mnist-train*", "test": "mnist-test*"},
             if the file names do not begin with the name of the split. Only for TFRecord, Parquet and WebDataset files.
         rewrite: Write the examples as new records. If false, the records of a tfrecords: source are checked and used in
@@ -229,10 +236,10 @@ def list_source(
             decisions. The gate prints these paths. The examples of these test sets are left out of every split, so the
             new test set has only newer examples.
         seed: Seed of the split and of the order in which examples are stored.
-        image_size: [height, width] to resize to, or one number for both. Empty means that all images must already have
-            the same size.
-        channels: Number of channels: 1 for grey, 3 for colour, or 0 for the channels of the first image. Images are
-            converted only for 1 or 3.
+        image_size: Size to which images are resized: [height, width], or one number for both. Empty means that all
+            images must already have the same size.
+        channels: Number of channels. 1 converts all images to grey, and 3 converts them to colour. 0 means the number
+            of channels of the first image, which all other images must have as well.
         apply_rotation: Rotate photos by their EXIF orientation, in the records and for predictions.
         convert_arrays: Also accept arrays with channels first, floats in [0, 1] or one-hot classes, and convert them.
             The log names each conversion.
@@ -240,10 +247,10 @@ def list_source(
             image files. `auto` is `raw` for arrays and for images up to 64×64×3, `resized` if photos are more than a
             tenth larger than image_size, and otherwise `encoded`.
         jpeg_quality: Quality of `resized` images, from 1 to 100.
-        crop_margin: Fraction by which `resized` images are stored larger than `image_size`, so that random crops in
+        crop_margin: Fraction by which stored `resized` images are larger than `image_size`, so that random crops in
             training contain only real pixels. Evaluation and serving use the centre of the images.
-        vocabulary_size: Number of token IDs for texts, including padding and unknown. The other IDs are for the most
-            frequent words of the training split.
+        vocabulary_size: Number of token IDs for texts, including the IDs for padding and unknown words. The other IDs
+            are for the most frequent words of the training split.
         num_tokens: Length in words to which all texts are cut or padded. For a corpus: source, the number of characters
             in a passage.
         tokenization: Rule that splits texts into words. `words_and_characters`: Unicode spaces and punctuation separate
@@ -255,17 +262,20 @@ def list_source(
         context_tokens: Number of characters by which validation and test passages of a corpus overlap: a passage begins
             with the last characters of the preceding passage. These characters are context, and are scored only in the
             preceding passage. With 0, half of the predictions have little context.
-        class_names: The classes, in order. Empty means the classes in the data, sorted. Names are compared in Unicode
-            NFC, and `1.0` is the class `1`. For folders, the classes to use. For integer labels of arrays, the name of
-            each number. For a multi-label npz: source, the names of the columns, by default the column numbers.
-        target_shard_mib: Wanted size of a shard, in MiB.
+        class_names: The classes, in order. Empty means all classes in the data, sorted. Names are compared in Unicode
+            NFC, and `1.0` is the class `1`. With folders, only the folders that are listed here are used. With integer
+            labels in arrays, entry i is the name of label i, unless the list contains the numbers themselves. With a
+            multi-label npz: source, entry i is the name of column i, and empty means that the column numbers are the
+            names.
+        target_shard_mib: Target size of a shard, in MiB.
         max_bad_fraction: Largest share of inputs that may be unreadable or lack a label, split or weight. These inputs
             are quarantined and listed in the manifest.
         num_workers: Number of processes. 0 means one per available CPU.
         engine: How a pipeline writes records: `local` in one step, `fan_out` in `engine_tasks` parallel steps and a
-            merge step, or `beam` in an Apache Beam job. All engines write the same bytes. The command of the step is
-            always `local`. See `create_tfrecords.engines` for the other engines.
-        engine_tasks: Number of parallel steps of `fan_out`, at most 90 on Vertex AI, or of work items of `beam`.
+            merge step, or `beam` in an Apache Beam job. All engines write the same bytes. The command of the step
+            always works like `local`; `create_tfrecords.engines` has commands for the other engines.
+        engine_tasks: With `fan_out`, the number of parallel steps, at most 90 on Vertex AI. With `beam`, the number of
+            work items.
         beam_options: Options of the Beam pipeline by Beam's names, for example `runner`, `region`,
             `worker_machine_type` and `max_num_workers`. For an option that takes no value, write "". Parts of the data
             set are stored below `temp_location`, which must be in a bucket if `runner` uses other machines.

@@ -57,12 +57,12 @@ def evaluate_model(
             the champion in the registry of the deploy section, if there is one.
         minimum: Lowest allowed value of each metric for which higher is better, such as {"accuracy": 0.97}.
         maximum: Highest allowed value of each metric for which lower is better, such as {"loss": 0.5}.
-        max_regression: Margin by which each metric may be worse than the champion's. With 0, the metric has to be
-            better. Both rules are tested at the confidence level `confidence`. With a margin above 0 and a registry,
-            the model is also compared with the best model that was ever promoted and not rolled back. In a
-            configuration, the default is 0 for the main metric of the task: accuracy, micro_f1 of multi-label data, r2
-            of a regression, bits_per_character of a language model. For a task without accuracy, this metric also
-            replaces the component's default, {"accuracy": 0.0}.
+        max_regression: Margin by which each metric may be worse than the champion's. With 0, the metric must be better.
+            Both rules are tested at the confidence level `confidence`. With a margin above 0 and a registry, the model
+            is also compared with the best model that was ever promoted and not rolled back. In a configuration, the
+            default is 0 for the main metric of the task: accuracy, micro_f1 for multi-label data, r2 for a regression,
+            bits_per_character for a language model. For a task without accuracy, this metric also replaces the
+            component's default, {"accuracy": 0.0}.
         confidence: Confidence level of the comparison with the champion, at least 0.5. With 0.95, at most about 5% of
             the models that are not better are promoted. If there is a margin, this applies to models that are worse by
             the margin. With 0.5, there is no significance test: the measured values are compared, and a tie is
@@ -72,24 +72,24 @@ def evaluate_model(
             every decision may use the full error rate. Decisions are counted in the registry of the champion.
         bound_confidence: Confidence level of `minimum` and `maximum`. With 0.95, at most about one in twenty models
             whose true value is equal to the bound passes. With 0.5, the measured value is compared with the bound, and
-            the gate's reason says how often a model with this true value scores as high.
+            the gate's reason says how often a model whose true value is equal to the bound scores as high.
         slices: Properties that divide the examples into slices. Slices are judged separately, so that a better mean
             does not hide a slice that became worse. The properties are `class` (for multi-label data, each label),
-            `length` of texts and `size` of images (pixels of their files), both in quarters, and the columns of
-            `data.slice_columns`.
-        slice_minimum: Lowest allowed accuracy of every slice, or F1 for multi-label data. It is not available for a
-            regression or a language model. A slice fails if it is significantly lower.
-        max_slice_regression: Margin by which accuracy (or F1, or the loss of a regression) may be worse than the
-            champion's in a slice. A slice fails if it is significantly worse than the champion's by more than the
-            margin.
+            `length` of texts, `size` of images (number of pixels in the file), and the columns of `data.slice_columns`.
+            Lengths and sizes are divided into quarters.
+        slice_minimum: Lowest allowed accuracy of every slice, or F1 for multi-label data. A slice fails if its value is
+            significantly lower. Not available for a regression or a language model.
+        max_slice_regression: Margin by which the accuracy of each slice (or F1 for multi-label data, or the loss of a
+            regression) may be worse than the champion's. A slice fails if its value is significantly worse than the
+            champion's by more than the margin.
         beat_baseline: Reject a model that is not significantly better than the best constant prediction: the most
             frequent class, the best set of labels, the mean, or the frequency of every character.
         split: The split to score.
         top_k: A prediction counts as correct in top_k_accuracy if the true class is among the `top_k` most probable
             classes.
-        batch_size_per_replica: Examples per replica and step. This number changes speed and memory. It changes metrics
-            only by rounding, because kernels for other sizes may sum in another order. The number of replicas does not
-            change the metrics.
+        batch_size_per_replica: Examples per replica and step. This number affects speed and memory. It changes metrics
+            only by rounding, because kernels for other sizes may add numbers in another order. The number of replicas
+            does not change the metrics.
         backend: `tensorflow`, `jax`, or `auto`: jax if a TPU or GPU is requested, otherwise tensorflow.
         accelerator: `cpu`, `gpu`, `tpu` or `auto`. On a platform, `auto` is the accelerator of
             `resources.evaluate_model.machine`. Elsewhere it is a GPU if the backend sees one, otherwise the CPU.

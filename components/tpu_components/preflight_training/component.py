@@ -54,15 +54,15 @@ def preflight_training(
             `label_smoothing`, `ema_decay`, `early_stopping_epochs`, `monitor`, `callbacks`, `seed`, `backend`,
             `accelerator`, `num_replicas`, `precision`, `in_memory_mib`, `shuffle_buffer`, `residency`,
             `steps_per_execution`, `sharding`, `checkpoint_seconds`, `profile_steps`.
-        epochs: Passes over the training split from which the time and price of a run are computed. 0 means the number
-            of epochs in `training`.
+        epochs: Number of epochs for which the time and price of a run are computed. 0 means the number of epochs in
+            `training`.
         paid: Machine on which the training runs, and the settings that determine its price: `machine` is its name, and
-            `region`, `spot` and `target` (the platform) select the price. `timeout_seconds` is the time limit of
-            training; 0 derives it from the estimate. `attempts` is how often the training may start, each time with
-            this limit.
+            `region`, `spot` and `target` (the platform) select the price. `timeout_seconds` is the time limit of each
+            attempt at training; 0 means a limit that is derived from the estimate. `attempts` is the largest number of
+            attempts.
         find_largest_batch: Find the largest batch per replica that fits, by compiling the step for several batch sizes.
-            If false, only an upper bound is computed. If the configured batch does not fit, the largest batch is
-            searched in any case.
+            If false, preflight computes only an upper bound. If the configured batch does not fit, preflight searches
+            for the largest batch even if this is false.
         max_step_ms: Reject a training run whose step takes longer than this on the device, in milliseconds. 0 means no
             limit.
         max_price_usd: Reject a run whose expected price on the platform is above this number of US dollars. 0 means no
@@ -70,8 +70,8 @@ def preflight_training(
             `machine.timeout_seconds` is set. A run may cost more: see the highest price in preflight's report.
         max_host_wait: Reject a run in which the device would wait for data for more than this share of the time, from 0
             to 1. 0 means no limit.
-        compile_timeout_seconds: Time limit of one compilation, in seconds. Time in which the compiler waits for a CPU,
-            because the machine is busy, does not count.
+        compile_timeout_seconds: Time limit of one compilation, in seconds. The time that the compiler waits for a CPU
+            on a busy machine does not count.
         compile_memory_mib: Memory limit of a compilation, in MiB.
 
     Returns:

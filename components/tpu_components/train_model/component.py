@@ -81,8 +81,8 @@ def train_model(
             `auto` is `linear` for sgd and `sqrt` for other optimizers.
         learning_rate_schedule: `constant`, `cosine` (down to zero after the last step), or a Keras schedule such as
             `exponential_decay`.
-        schedule_parameters: Parameters of the schedule by Keras's names. Steps may be set in epochs, for example
-            `decay_epochs` instead of `decay_steps`.
+        schedule_parameters: Parameters of the schedule by Keras's names. To set a number of steps in epochs, write, for
+            example, `decay_epochs` instead of `decay_steps`.
         warmup_epochs: Epochs over which the learning rate rises from zero.
         stages: Stages of the training run, in order, each with `epochs`, `frozen` (layers that are not trained, by name
             or pattern) and `learning_rate`. Schedule, warm-up and optimizer restart in each stage. Empty means a single
@@ -90,8 +90,8 @@ def train_model(
         initial_model: Model whose weights training starts with: `REGISTRY/MODEL@VERSION`, or a folder that train_model
             wrote, local or on gs://. In a configuration, `MODEL@VERSION` means a version in the configuration's
             registry. VERSION is a number or an alias, as in `digits@champion`. If the alias has no version yet, or this
-            parameter is empty, training starts with randomly initialized weights. Layers, inputs and classes must be
-            the same.
+            parameter is empty, training starts with randomly initialized weights. Both models must have the same
+            layers, inputs and classes.
         weight_decay: Decoupled weight decay per step as in AdamW, multiplied by the learning rate. Biases, parameters
             of normalisation layers and slopes of activations do not decay.
         loss: A Keras loss, such as `categorical_focal_crossentropy`. `auto` uses the function `loss` in the model's
@@ -105,7 +105,8 @@ def train_model(
             rare classes count as much as common ones.
         class_weights: Weights of classes in the loss, by class name. Classes that are not listed have the weight 1. The
             weights are multiplied with those of `balance_classes`.
-        random_flip: Flip half of the training images: `none`, `horizontal`, `vertical` or `horizontal_and_vertical`.
+        random_flip: Directions in which half of the training images are flipped: `none`, `horizontal`, `vertical` or
+            `horizontal_and_vertical`.
         random_crop_pixels: Shift training images randomly by up to this number of pixels, with mirrored edges.
         random_resized_crop: Crop a random part of training images, with an aspect ratio of 3/4 to 4/3, and resize it to
             the full size. The value is the smallest share of the area; 0.08 is usual for photos, 0 disables it.
@@ -113,8 +114,8 @@ def train_model(
         label_smoothing: Share of a training label that is spread evenly over all classes. 0.1 is usual.
         ema_decay: Decay of the running average of the weights. The average is validated and saved instead of the
             weights. 0 disables the average.
-        early_stopping_epochs: Stop after this number of epochs of the last stage without improvement of `monitor`. 0
-            disables early stopping.
+        early_stopping_epochs: In the last stage, stop after this number of epochs without an improvement of `monitor`.
+            0 disables early stopping.
         monitor: Metric of the history that determines the best epoch, such as `validation_accuracy`. `auto` is
             `validation_loss`, or `loss` if there is no validation split.
         callbacks: Keras callbacks with their parameters, called at the end of each epoch, such as
@@ -125,8 +126,8 @@ def train_model(
         accelerator: `cpu`, `gpu`, `tpu` or `auto`. On a platform, `auto` is the accelerator of the configuration's
             `machine`. Elsewhere it is a GPU if the backend sees one, otherwise the CPU, and never a TPU.
         num_replicas: Number of devices. 0 uses all devices, or one on a CPU. On a CPU, any number can be simulated.
-        precision: `float32`, `mixed_bfloat16` or `auto`. `auto` is `mixed_bfloat16` on a TPU and, with TensorFlow, on a
-            CPU with bfloat16 units, and otherwise `float32`.
+        precision: `float32`, `mixed_bfloat16` or `auto`. `auto` is `mixed_bfloat16` on a TPU and, if the backend is
+            TensorFlow, also on a CPU with bfloat16 units. In all other cases, it is `float32`.
         in_memory_mib: Largest decoded size of a split to hold in RAM, in MiB. A larger split is streamed.
         shuffle_buffer: Size of the shuffle buffer of a streamed split, in examples.
         residency: Where the training split is kept. `device` keeps it in device memory, which needs the jax backend.
