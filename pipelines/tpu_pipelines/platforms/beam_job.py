@@ -16,8 +16,8 @@ def with_settings(config: Config, platform: Platform, settings: Settings) -> Con
     Values of the configuration take precedence over the settings.
 
     Raises:
-        InputError: If neither the configuration nor the platform defines a runner, or if project, region or bucket are
-            missing for Dataflow.
+        InputError: If neither the configuration nor the platform defines a runner, or if the runner is Dataflow and
+            project, region or bucket is missing.
     """
     configured = config.data.beam_options
     runner = configured.get("runner", platform.beam_runner)

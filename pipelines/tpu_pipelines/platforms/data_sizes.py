@@ -1,4 +1,4 @@
-"""Resources that steps request because of the size of the data. The size is estimated from the listing of the data."""
+"""Estimates the size of the data from their listing, and the memory and disk that steps need for the data."""
 
 import dataclasses
 import math
@@ -25,8 +25,8 @@ class DataSize:
     """Size of a data set in bytes, estimated from its listing.
 
     Attributes:
-        held: Size of the inputs that create_tfrecords reads into memory at once: texts and arrays, or 0 for image
-            files.
+        held: Size of the texts or arrays that create_tfrecords reads into memory at once. 0 if it reads files one by
+            one.
         records: Largest possible size of the records.
         splits: Size of the decoded inputs in memory, by split.
     """
@@ -37,7 +37,7 @@ class DataSize:
 
 
 def measure(listing: Listing, params: WriteParams) -> DataSize:
-    """Return the size of a listed data set.
+    """Estimate the size of a data set from its listing.
 
     Args:
         listing: Examples of the data set.
@@ -89,7 +89,8 @@ def with_sizes(config: Config, size: DataSize, platform: Platform) -> tuple[Conf
         platform: The platform, which determines what a step can request.
 
     Returns:
-        The configuration, and a message about added resources and insufficient disks, which may be empty.
+        The configuration, and a message about added resources and about a disk that may be too small. The message may
+        be empty.
     """
     resources = dict(config.resources)
     words = []
@@ -117,7 +118,7 @@ def with_sizes(config: Config, size: DataSize, platform: Platform) -> tuple[Conf
 def _needs(config: Config, size: DataSize) -> Iterator[tuple[str, float]]:
     """Yield each step with the memory that it needs for the data, in GiB.
 
-    Reading takes twice the size of the inputs in memory.
+    While inputs are read, they take twice their size in memory.
     """
 
     def split_gib(name: str) -> float:

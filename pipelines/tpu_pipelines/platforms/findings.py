@@ -21,7 +21,7 @@ _COMMENT: dict[str, Any] = {"initial_indent": "# ", "subsequent_indent": "#   ",
 
 
 class CheckCost(enum.IntEnum):
-    """Cost of a check. Each command runs the checks of certain costs."""
+    """Cost of a check. Each command runs only the checks of some of these costs."""
 
     FILE = 1  # Settings and small files are read.
     SECONDS = 2  # The data are listed, the pipeline is compiled, the model is built.
@@ -35,7 +35,7 @@ class CommandOutput:
 
     Attributes:
         prefix: The prefix, for example `--member=`.
-        words: The other command.
+        words: Words of the other command.
     """
 
     prefix: str
@@ -55,7 +55,7 @@ class ShellCommand:
     Attributes:
         words: The program and its arguments.
         unless: Command that succeeds if nothing needs to be done. Empty if running `words` twice does no harm.
-        otherwise: Command that runs if `words` fails. Empty for none.
+        otherwise: Command that runs if `words` fails. Empty if there is none.
         stdin: One line that the command reads from stdin. Empty if it reads nothing.
 
     Example:
@@ -128,11 +128,11 @@ class _CheckError(Exception):
 
 
 class LackError(_CheckError):
-    """Error of a check: something that a run needs is missing."""
+    """Raised by a check if something that a run needs is missing."""
 
 
 class CannotAskError(_CheckError):
-    """Error of a check: the state is unknown, because a service does not give this user the information."""
+    """Raised by a check if the state is unknown, because a service does not give this user the information."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +160,13 @@ class Check:
 
 @contextlib.contextmanager
 def lacking(said: str, remedy: str = "", error: type[Exception] = MissingError) -> Iterator[None]:
-    """Convert an `error` from the block to a `LackError` with the message `said` or, if empty, the error's message."""
+    """Convert errors that are raised in the `with` block to a `LackError`.
+
+    Args:
+        said: Message of the `LackError`. Empty means the message of the original error.
+        remedy: Advice for the user. Empty means the check's first command.
+        error: Type of the errors to convert.
+    """
     try:
         yield
     except error as cause:
@@ -170,8 +176,8 @@ def lacking(said: str, remedy: str = "", error: type[Exception] = MissingError) 
 def answer(check: Check) -> Iterator[Finding]:
     """Run a check and yield its findings.
 
-    A missing resource or a user's mistake gives the state `error`. If a platform refuses the request, the state is
-    `unknown`.
+    The state is `error` if something is missing, or if a local check finds a user's mistake. The state is `unknown` if
+    a service rejects a request or does not respond.
     """
     try:
         said = check.ask()
@@ -187,7 +193,7 @@ def answer(check: Check) -> Iterator[Finding]:
 
 
 def ask_all(checks: Sequence[Check]) -> list[Finding]:
-    """Run all checks whose condition `when` is true. Return their findings, those of local checks first.
+    """Run all checks whose condition `when` is true. Return their findings. Those of local checks come first.
 
     Checks that send requests run at the same time, in threads.
     """

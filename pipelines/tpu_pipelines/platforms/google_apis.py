@@ -26,7 +26,7 @@ class GoogleApis:
 
     Args:
         address: URL of every API, in which `{host}` is replaced by the API's host. Empty means https://{host}.
-        credentials: Google's credentials. The default is the credentials of the environment.
+        credentials: Google's credentials. None means the credentials of the environment.
     """
 
     def __init__(self, address: str = "", credentials: Any = None) -> None:
@@ -67,7 +67,7 @@ class GoogleApis:
             raise InputError(f"the sign-in is not valid, or has expired: {error}") from error
 
     def principal(self) -> str:
-        """Return the signed-in user as a member of IAM policies, `user:EMAIL`, or an empty string if unknown."""
+        """Return the signed-in user as an IAM member, `user:EMAIL`, or an empty string if the user is unknown."""
         email = str(getattr(self.credentials, "service_account_email", "") or "")
         if "@" in email:
             return f"serviceAccount:{email}"
@@ -87,20 +87,21 @@ class GoogleApis:
         return f"{'serviceAccount' if email.endswith('gserviceaccount.com') else 'user'}:{email}" if email else ""
 
     def get(self, host: str, path: str, **query: Any) -> dict[str, Any]:
-        """Send a GET request and return the JSON response. The exceptions are those of `send`."""
+        """Send a GET request and return the JSON response. This raises the same exceptions as `send`."""
         return _content(self.send("GET", host, path, params=query), host)
 
     def find(self, host: str, path: str, name: str, remedy: str = "") -> dict[str, Any]:
-        """Return the JSON of a resource that a run needs. The exceptions are those of `send`, and LackError.
+        """Return the JSON of a resource that a run needs.
 
         Args:
             host: Host of the API.
             path: Path of the resource.
             name: Name of the resource in messages.
-            remedy: Advice if the resource does not exist. The default is the check's commands.
+            remedy: Advice if the resource does not exist. Empty means the check's first command.
 
         Raises:
             LackError: If the resource does not exist.
+            CannotAskError: If the service does not respond, or responds with another error.
         """
         with lacking(f"there is no {name}", remedy):
             return self.get(host, path)
@@ -108,7 +109,7 @@ class GoogleApis:
     def post(self, host: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Send a POST request that changes nothing, and return the JSON response.
 
-        The exceptions are those of `send`.
+        This raises the same exceptions as `send`.
         """
         return _content(self.send("POST", host, path, json=body), host)
 
@@ -149,7 +150,7 @@ def create_bucket(place: Location, region: str, project: str) -> ShellCommand:
 
 
 def judge_quota(name: str, region: str, limit: int, needed: int, project: str) -> str:
-    """Return a sentence that says that a quota is sufficient. A negative `limit` means unlimited.
+    """Check that a quota is sufficient, and return the result as a sentence. A negative `limit` means unlimited.
 
     Raises:
         LackError: If the quota is too small.
@@ -165,7 +166,7 @@ class Role(NamedTuple):
 
     Attributes:
         name: Name of the role, for advice.
-        needed: Permissions of the role that a run needs.
+        needed: The permissions in this role that a run needs.
     """
 
     name: str
@@ -182,7 +183,7 @@ class Resource:
         path: Path of the resource in its API.
         kind: gcloud command group for this kind of resource, such as `storage buckets`.
         name: Name of the resource for gcloud.
-        location: Flags of gcloud that locate the resource.
+        location: gcloud's flags for the location of the resource.
     """
 
     project: str
@@ -236,12 +237,14 @@ class Permissions:
         return [permission for permission in role.needed if permission not in answer.get("permissions", ())]
 
     def judge(self, member: str, role: Role, resource: Resource) -> str:
-        """Return a sentence that says that the policy of a project or a resource directly grants a role to a member.
+        """Check that the policy of a resource or its project directly grants a role to a member.
+
+        Return the result as a sentence.
 
         Args:
-            member: Member, such as `serviceAccount:trainer@my-project.iam.gserviceaccount.com`.
+            member: IAM member, such as `serviceAccount:trainer@my-project.iam.gserviceaccount.com`.
             role: The role. Another role with the same permissions is also accepted.
-            resource: The resource. The policy of its project is included.
+            resource: The resource. The policy of its project is also read.
 
         Raises:
             LackError: If the member lacks a permission. The message names the role.

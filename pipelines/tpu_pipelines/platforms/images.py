@@ -30,9 +30,10 @@ class Image:
     """An image in a registry.
 
     Attributes:
-        digest: Current digest of the image's name, for example `sha256:…`.
+        digest: Digest to which the image's name currently refers, for example `sha256:…`.
         platforms: Platforms, for example `linux/amd64`.
-        python: Version of Python, from PYTHON_VERSION in the image, as in Docker's official images. Empty if not set.
+        python: Version of Python: the image's variable PYTHON_VERSION, which Docker's official images set. Empty if it
+            is not set.
     """
 
     digest: str
@@ -94,18 +95,20 @@ def find_image(image: str, apis: GoogleApis) -> Image:
 def look_at_image(
     image: str, apis: GoogleApis, variable: str, is_clusters_own: bool = False, least_python: str = ""
 ) -> str:
-    """Check that a registry has an image for TPU hosts. Return its platform and, for a tag, the current digest.
+    """Check that a registry has an image for TPU hosts. Return the result as a sentence.
+
+    The sentence contains the image's platform and, for a tag, the digest to which the tag currently refers.
 
     Args:
         image: Name of the image.
         apis: Client of Google Cloud's APIs, for Google's registries.
         variable: Environment variable that names the image.
         is_clusters_own: Whether a registry host without a domain is allowed, such as a registry inside the cluster.
-        least_python: Version of Python that the machine requires, such as `3.12`. Empty means any version.
+        least_python: Lowest version of Python that the machine supports, such as `3.12`. Empty means any version.
 
     Raises:
-        LackError: If there is no such image, or the image is for another platform or has an older Python.
-        CannotAskError: If the registry does not respond.
+        LackError: If the image does not exist, is for another platform, or has an older Python.
+        CannotAskError: If the registry does not respond, or rejects the request.
     """
     build = f"run `make image` and docker push, and set {variable}=…@sha256:…"
     if not is_in_registry(image, is_clusters_own):

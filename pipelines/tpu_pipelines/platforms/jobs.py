@@ -22,7 +22,7 @@ PlacedStep = Callable[..., Any]  # A step of the pipeline, wrapped for a platfor
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Facts that a platform needs to run a step on a machine, besides its component, the machine and the settings.
+    """Facts that a platform needs to run a step on a machine, in addition to component, machine and settings.
 
     Attributes:
         run: Name of the run or pipeline, for labels.
@@ -87,7 +87,7 @@ def fingerprints_in(labels: Mapping[str, str]) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class Submission:
-    """State of a run on a platform, at the last request.
+    """State of a run on a platform at the time of the last request.
 
     Attributes:
         job_id: ID of the job on the platform.
@@ -99,7 +99,7 @@ class Submission:
         steps: States of the steps that have started, by name. A successful run has passed the gate only if
             `export_model` or `mark_promoted` is among its finished steps.
         error: Error message of the platform. Empty if the run has not failed.
-        lacks_machine: Whether the run failed because its machine is not available.
+        lacks_machine: Whether the run failed because its machine was not available.
         waited_seconds: Seconds that the run has been waiting for its machine.
         fingerprints: Fingerprints of data, configuration and code. Empty if unknown.
         digest: Digest of the whole run. It is equal for equal runs, including those of a schedule.
@@ -136,7 +136,7 @@ class Submission:
     def result(self) -> str:
         """The run's result: `promoted`, `passed` or `not promoted`.
 
-        If the run has not succeeded, it is the run's state.
+        If the run has not succeeded, the result is the run's state.
         """
         is_rejected = self.state is State.SUCCEEDED and not self.passed_gate
         return result_of(State.REJECTED if is_rejected else self.state, self.promoted)
@@ -169,8 +169,8 @@ class Schedule:
 def comparable(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the contents of two schedules in a form that can be compared.
 
-    The pipeline specification is left out if the digest labels are equal, because a service may complete and reorder
-    it, so that equal pipelines would differ.
+    If both contents have the same digest label, the pipeline specification is left out. A service may add defaults to a
+    specification and reorder it, so that equal pipelines would look different.
     """
     digest = after.get("labels", {}).get(DIGEST)
     is_same = bool(digest) and before.get("labels", {}).get(DIGEST) == digest
@@ -198,10 +198,10 @@ class PlatformClient(Protocol):
         """Stop a job, unless it has ended."""
 
     def find_output(self, job_id: str, step: str, output: str) -> str:
-        """Return the URI of an output of a job's step, or an empty string if unknown."""
+        """Return the URI of an output of a job's step, or an empty string if the URI is unknown."""
 
     def describe(self, job: Job) -> dict[str, Any]:
-        """Return the request of `create`, without calling the platform."""
+        """Return the request that `create` would send, without calling the platform."""
 
     def schedules(self, name: str) -> list[Schedule]:
         """Return all schedules with this name, the oldest first."""
@@ -213,7 +213,7 @@ class PlatformClient(Protocol):
         """Create a schedule."""
 
     def update_schedule(self, schedule_id: str, job: Job, cron: str) -> Schedule:
-        """Change the job or the times of a schedule. A platform that cannot change a schedule replaces it."""
+        """Change the job or the cron expression of a schedule. A platform that cannot change a schedule replaces it."""
 
     def pause_schedule(self, schedule_id: str) -> None:
         """Pause a schedule. It does not start runs until it is resumed."""
@@ -228,9 +228,9 @@ class PlatformClient(Protocol):
 class Retrying:
     """Wraps a `PlatformClient` and repeats its calls after transient errors.
 
-    If the response of `create` is lost, the repeated call returns the created job. A repeated `create_schedule` would
-    make a second schedule, so `schedule.upsert` must get a client without these retries. `upsert` has separate retries,
-    which look for the schedule first.
+    If the response to `create` is lost, the repeated call returns the created job. A repeated `create_schedule`,
+    however, would create a second schedule, so `schedule.upsert` must get a client without these retries. `upsert` has
+    its own retries, which first look for the schedule.
 
     Args:
         client: Client to call.

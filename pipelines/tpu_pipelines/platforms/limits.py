@@ -1,7 +1,7 @@
-"""Largest lengths of texts that a platform accepts. Each text is checked before it is sent.
+"""Maximum lengths of the texts that a platform accepts. Each text is checked before it is sent.
 
-Texts that must match a pattern are checked when they are read: labels, volumes, secrets and accounts by
-`config.settings`, the model's name, alias and endpoint by `deploy_model.params`, and machines by `machine_spec`.
+Texts that must match a pattern are checked earlier, when they are read. `config.settings` checks labels, volumes,
+secrets and accounts; `deploy_model.params` checks the model's name, alias and endpoint; `machine_spec` checks machines.
 """
 
 import dataclasses
@@ -12,14 +12,14 @@ from tpu_components.core.base.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """Limit of the length of a text in a field of a platform.
+    """Maximum length of the text in one field of a request to a platform.
 
     Attributes:
-        what: Name of the field, for messages.
-        most: Largest number of characters or bytes.
-        source: Place in the platform's code or documentation.
-        counts_bytes: Whether bytes of UTF-8 are counted instead of characters.
-        advice: Advice for a longer text.
+        what: Name of the field in messages.
+        most: Maximum number of characters, or of bytes if `counts_bytes` is true.
+        source: Where the platform's code or documentation states the limit.
+        counts_bytes: Whether the platform counts bytes of UTF-8 instead of characters.
+        advice: What to do if the text is too long.
     """
 
     what: str
@@ -29,12 +29,12 @@ class Limit:
     advice: str = "Choose a shorter name."
 
     def length(self, text: str) -> int:
-        """Return the length of a text, counted as the platform counts."""
+        """Return the length of a text in the unit that the platform counts: characters or bytes."""
         return len(text.encode()) if self.counts_bytes else len(text)
 
 
 def check_texts(limits: Mapping[str, Limit], texts: Mapping[str, str]) -> None:
-    """Check the texts of a request.
+    """Check that the texts of a request are not too long.
 
     Args:
         limits: Limits of the platform, by field.

@@ -1,4 +1,4 @@
-"""Machine of the training step on a platform: whether the platform offers it, its time limit, and its price."""
+"""Checks the machine of the training step on a platform, and determines the step's time limit and price."""
 
 import dataclasses
 import math
@@ -40,8 +40,8 @@ def check_resources(config: Config, platform: Platform) -> None:
     """
     if timeout := config.resources.get("train_model", StepResources()).timeout:
         raise InputError(
-            f"The time limit of training is set with its machine. Received: resources.train_model.timeout={timeout}. "
-            "Set machine.timeout_seconds instead."
+            "The time limit of training belongs to the section machine. Received: "
+            f"resources.train_model.timeout={timeout}. Set machine.timeout_seconds instead."
         )
     platform.check_config(config)
 
@@ -51,7 +51,7 @@ class TrainingTimeout:
     """Time limit of the training step, with its reason.
 
     Attributes:
-        seconds: Time limit in seconds, if there is no estimate.
+        seconds: Time limit, in seconds. It applies if there is no estimate.
         is_estimated: Whether preflight's estimate replaces `seconds` while the pipeline runs.
         reason: Reason for the time limit, as text.
     """
@@ -62,14 +62,15 @@ class TrainingTimeout:
 
 
 def training_timeout(config: Config, platform: Platform) -> TrainingTimeout:
-    """Return the time limit of the training step on the machine of the configuration, which must have a machine.
+    """Return the time limit of the training step. The configuration must have a machine.
 
     The time limit is the first of these that is known:
 
     1. `machine.timeout_seconds`.
-    2. For a TPU, preflight's estimate from `preflight_training.params.timeout_seconds`, on a platform that accepts a
-       time limit while the pipeline runs.
-    3. The time that `preflight.max_price_usd` pays for; for TPUs three times this time, and at least 4 hours.
+    2. For a TPU, if the platform accepts a time limit while the pipeline runs: preflight's estimate, from
+       `preflight_training.params.timeout_seconds`.
+    3. For a GPU, the time that `preflight.max_price_usd` pays for. For a TPU, three times this time, but at least 4
+       hours.
     4. A day.
     """
     machine = config.machine
@@ -87,10 +88,13 @@ def training_timeout(config: Config, platform: Platform) -> TrainingTimeout:
     if config.preflight and config.preflight.max_price_usd and price:
         paid = config.preflight.max_price_usd / price.usd_per_hour * 3600
         seconds = max(math.ceil(TIMEOUT_FACTOR * paid), TIMEOUT_FLOOR_SECONDS)
-        why = f"{TIMEOUT_FACTOR} times the time that preflight.max_price_usd pays for, at least {hours(floor)}"
+        why = (
+            f"the limit is {TIMEOUT_FACTOR} times the time that preflight.max_price_usd pays for, but at least "
+            f"{hours(floor)}"
+        )
         if machine.slice.is_gpu:  # Without an estimate, the time limit alone keeps the budget.
             seconds = max(int(paid), 1)
-            why = "the time that preflight.max_price_usd pays for, because there is no estimate"
+            why = "the limit for a GPU is the time that preflight.max_price_usd pays for"
         seconds = int(min(seconds, platform.longest_task_seconds))
     if config.preflight and platform.accepts_estimated_timeout and not machine.slice.is_gpu:
         why = f"{TIMEOUT_FACTOR} times preflight's estimate, at least {hours(floor)}"
@@ -128,8 +132,8 @@ def place_training(config: Config, machine: MachineSpec, platform: Platform, reg
         config: Configuration of the training run. Its machine is ignored.
         machine: The machine.
         platform: The platform.
-        region: Region from the settings, for a platform that uses it for machines without a region. It is ignored if
-            the machine is not available there.
+        region: Region in the settings. A platform with regions uses it for a machine that has no region. It is ignored
+            if the machine is not available there.
 
     Raises:
         InputError: If the platform does not offer the machine, or the machine does not support the backend.

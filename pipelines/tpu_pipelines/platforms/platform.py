@@ -4,8 +4,8 @@ Each platform has a folder next to this file with one object, an instance of a c
 that differs between platforms is in this object. No code outside of these folders compares the name of a platform. To
 add a platform, add a folder and a line in `PLATFORMS`.
 
-The command line imports this module for its help. So a platform imports KFP, Google's clients and everything else that
-takes long only in the methods that use them.
+The command line imports this module for its help. Therefore, a platform imports KFP, Google's clients and other slow
+modules only in the methods that use them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,11 +36,11 @@ class Platform(Protocol):
 
     @property
     def title(self) -> str:
-        """Name in the middle of a sentence, for example `Vertex AI` or `a cluster`."""
+        """Name of the platform in the middle of a sentence, for example `Vertex AI` or `a cluster`."""
 
     @property
     def catalogue_name(self) -> str:
-        """Name, in the machine catalogue, of the platform whose machines and prices apply."""
+        """The machine catalogue's name for the platform whose machines and prices apply."""
 
     # Settings and configuration
 
@@ -50,14 +50,14 @@ class Platform(Protocol):
 
     @property
     def own_settings(self) -> tuple[str, ...]:
-        """Names of the settings that only some platforms support.
+        """Names of the settings that this platform supports, but some other platforms do not.
 
-        A platform rejects such a setting unless it is listed here.
+        A platform rejects a setting that only other platforms list here.
         """
 
     @property
     def unused_options(self) -> Mapping[str, str]:
-        """Arguments, settings and fields of a machine that `on_machine` does not use here, with what to do instead."""
+        """Advice for each argument, setting or machine field that has no effect with `on_machine` on this platform."""
 
     def check_settings(self, settings: Settings) -> None:
         """Check the platform's settings. Raise InputError if a setting is not allowed, for example too many labels."""
@@ -81,7 +81,7 @@ class Platform(Protocol):
 
     @property
     def longest_task_seconds(self) -> float:
-        """Time after which the platform stops a task, or infinity if there is no such limit."""
+        """Seconds after which the platform stops a task, or infinity if there is no limit."""
 
     @property
     def accepts_estimated_timeout(self) -> bool:
@@ -108,7 +108,7 @@ class Platform(Protocol):
         """
 
     def disk_request(self, num_bytes: int) -> str:
-        """Return the disk to request so that a step can use `num_bytes`.
+        """Return the disk size to request so that a step can store `num_bytes` bytes, for example `200Gi`.
 
         Return an empty string if no request is needed or possible.
         """
@@ -121,11 +121,11 @@ class Platform(Protocol):
     def on_machine(
         self, component: Any, machine: "MachineSpec", settings: Settings, placement: "Placement"
     ) -> "PlacedStep":
-        """Return a component's step in the form in which it runs on a machine with a TPU or GPUs.
+        """Return a step that runs a component on a machine with a TPU or GPUs.
 
         Args:
             component: KFP component. It is not changed.
-            machine: The machine. Fallbacks are handled by the submission.
+            machine: The machine. Its fallbacks are ignored, because the submission handles them.
             settings: Settings of the platform.
             placement: Name, resources and checkpoint folder of the step.
 
@@ -137,12 +137,15 @@ class Platform(Protocol):
         """Return a warning if a step that may lose its machine has no place for checkpoints, else an empty string."""
 
     def place(self, task: Any, step: str, config: "Config", settings: Settings) -> Any:
-        """Set time limit, disk and sign-in on the task of a step without a TPU or GPU machine. Return the task."""
+        """Set the time limit, disk and credentials of a step's task. Return the task.
+
+        The step needs no machine with a TPU or GPUs.
+        """
 
     def exit_task(self, settings: Settings) -> Any:
-        """Add the task by which the platform notifies `settings.notify`. Return the task.
+        """Add the task with which the platform itself sends notifications to `settings.notify`. Return the task.
 
-        Return None if the platform does not send such messages.
+        Return None if the platform cannot send them.
         """
 
     # Runs
@@ -176,7 +179,7 @@ def platform_priced_as(catalogue_name: str) -> Platform:
 
 
 def capitalized(title: str) -> str:
-    """Return a platform's title in the form for the beginning of a sentence.
+    """Return a platform's title for the beginning of a sentence.
 
     Example:
         >>> capitalized("a cluster"), capitalized("Vertex AI")

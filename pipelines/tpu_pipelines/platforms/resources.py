@@ -20,13 +20,14 @@ TIMEOUT_WITHOUT_ESTIMATE_SECONDS = 24 * 3600
 def resources_of(config: Config, step: str, default_retries: int = 0) -> StepResources:
     """Return a step's resources: the values in the configuration, and defaults for values that are not set.
 
-    By default, preflight requests memory for its compilation limit, and training for twice `training.in_memory_mib`.
+    By default, preflight requests 4 GiB more than the memory limit of a compilation, and training requests 4 GiB more
+    than twice `training.in_memory_mib`. The default of every step is at least 12 GiB.
 
     Args:
         config: Configuration of the run.
         step: Name of the step.
-        default_retries: Retries if the configuration does not set them. For the training step,
-            `Platform.training_retries`.
+        default_retries: Number of retries if the configuration does not set it. For the training step, pass the result
+            of `Platform.training_retries`.
     """
     requested = config.resources.get(step, StepResources())
     held = {
@@ -52,13 +53,13 @@ def apply_retries(task: Any, requested: StepResources, timeout_seconds: int = 0,
 
     Argo counts `maxDuration` from the start of the first attempt (argo-workflows, workflow/controller/operator.go).
     KFP's default is one hour, after which a preempted pod would not be started again. KFP cannot set Argo's
-    `retryPolicy`, which decides the failures to retry; `doctor` checks the cluster's policy.
+    `retryPolicy`, which decides which failures are retried; `doctor` checks the cluster's policy.
 
     Args:
         task: Task of the step.
         requested: Resources of the step, with the number of retries.
         timeout_seconds: Time limit of one attempt. 0 means `requested.timeout` or, if that is 0, a day.
-        is_of_all: Whether the time limit is for all attempts together.
+        is_of_all: Whether the time limit applies to all attempts together.
     """
     if not requested.retries:
         return task
@@ -74,8 +75,8 @@ def steps_on_s3(config: Config, bucket: Location) -> frozenset[str]:
     """Return the steps whose pods read or write s3://. If the bucket is on S3, these are all steps.
 
     Args:
-        config: Configuration of the run. The name of an uploaded model is its URI.
-        bucket: Bucket of the settings. KFP's launcher copies artifacts from and to it in the pod of each step.
+        config: Configuration of the run. If its model was uploaded, the name of the model is the URI of the upload.
+        bucket: Bucket in the settings. In each step's pod, KFP's launcher copies artifacts from and to this bucket.
     """
     if bucket.scheme is Scheme.S3:
         return frozenset(STEPS)

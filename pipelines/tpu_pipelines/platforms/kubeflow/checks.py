@@ -48,7 +48,7 @@ _JOBSETS = "https://github.com/kubernetes-sigs/jobset/releases/download/v0.11.1/
 
 
 class KubeflowChecks:
-    """Checks of everything that a configuration's run needs on Kubeflow.
+    """Checks that Kubeflow has everything that a run of the configuration needs.
 
     Args:
         config: Configuration of the run.
@@ -198,7 +198,7 @@ class KubeflowChecks:
         return (create_bucket(self._settings.bucket_location, region, project),)
 
     def _s3(self) -> str:
-        """Check that the secret for s3:// exists, without reading its content. Return the finding in words."""
+        """Check that the secret for s3:// exists, without reading its content. Return the result as a sentence."""
         name = self._settings.s3_secret
         steps = ", ".join(sorted(self._on_s3))
         literals = " ".join(f"--from-literal={key}=…" for key in KEYS)
@@ -247,9 +247,9 @@ class KubeflowChecks:
             return getattr(api, method)(*arguments, **options, _request_timeout=TIMEOUT_SECONDS)
 
     def _nodes(self, machine: MachineSpec) -> str:
-        """Check that there are nodes for a machine, or that a node pool on GKE would add one when a pod requests it.
+        """Check that there are nodes for a machine, or that a node pool on GKE adds one when a pod requests it.
 
-        Return the finding in words.
+        Return the result as a sentence.
         """
         selector = ",".join(f"{key}={value}" for key, value in node_selectors(machine, self._settings).items())
         if nodes := self._ask("list_node", label_selector=selector).items:
@@ -272,7 +272,7 @@ class KubeflowChecks:
         raise LackError(f"{message}, and no node pool has {kind}", by_hand)
 
     def _quota(self, machine: MachineSpec) -> str:
-        """Check Compute Engine's quota of GPUs in the cluster's region. Return the finding in words.
+        """Check Compute Engine's quota of GPUs in the cluster's region. Return the result as a sentence.
 
         Source: compute.regions.get, `quotas`.
         """
@@ -292,7 +292,7 @@ class KubeflowChecks:
 
         Return an empty tuple if no command can create it.
 
-        A pool of several hosts is one slice, with all nodes or none. Only such pools have a topology
+        A pool of several hosts is one slice, and always has all of its nodes or none. Only such pools have a topology
         (AI-Hypercomputer/xpk src/xpk/core/nodepool.py at 367c838). A pool of TPU7x with several hosts needs a workload
         policy, which a person must choose (src/xpk/core/system_characteristics.py: requires_workload_policy).
         """
@@ -348,7 +348,7 @@ class KubeflowChecks:
         return f"{name} in {namespace}"
 
     def _retries(self) -> str:
-        """Check that Argo's `retryPolicy` restarts training when its pod was preempted. Return the finding in words.
+        """Check that Argo's `retryPolicy` restarts training when its pod is preempted. Return the result as a sentence.
 
         KFP cannot set this policy.
 

@@ -60,13 +60,14 @@ _TOO_LONG = re.compile(r"Error 1406\b|Data too long for column")
 class KubeflowClient:
     """Client of Kubeflow Pipelines for runs and schedules.
 
-    The server assigns run IDs and allows equal names, so the ID of a job is the name of its run. Two concurrent
-    submissions may both start a run. In that case, the older run counts, and the next request deletes the newer run.
+    The server assigns run IDs and allows equal names, so this client uses the ID of a job as the name of its run. Two
+    concurrent submissions may both start a run. In that case, the older run counts, and the next request deletes the
+    newer run.
 
-    A run is in the experiment with its configuration's name. Its description contains the labels that this client reads
-    later, and as many labels of the settings as KFP stores. The pods have all labels. The server does not report why a
-    pod waits. A missing TPU looks like a slow image pull, so `max_wait_seconds` must be longer than the pull.
-    `Submission.lacks_machine` is always False.
+    A run is in the experiment that has the name of its configuration. The run's description contains the labels that
+    this client reads later, and as many labels of the settings as KFP stores. The pods have all labels. The server does
+    not report why a pod waits. A missing TPU looks like a slow image pull, so `max_wait_seconds` must be longer than
+    the pull. `Submission.lacks_machine` is always False.
 
     Args:
         settings: Settings of the platform, with `kfp_host`. Runs write to `bucket` or, if it is empty, to the server's
@@ -195,7 +196,7 @@ class KubeflowClient:
         return None
 
     def latest(self, name: str) -> Submission | None:
-        """Return the newest run in the experiment with this name, or the run with this ID."""
+        """Return the newest run in the experiment with this name, otherwise the run with this ID, otherwise None."""
         if experiments := self._list("experiments", name):
             newest = self._call(
                 "runs",
@@ -325,7 +326,7 @@ class KubeflowClient:
 
         The version is empty or `unknown` if the server was built without one.
 
-        The API's types do not have the version (kubeflow/pipelines backend/src/apiserver/main.go: healthzResponse).
+        KFP's API types lack the version (kubeflow/pipelines backend/src/apiserver/main.go: healthzResponse).
         KFP's web server may respond instead, with another name for the field (frontend/server/handlers/healthz.ts).
         """
         self._call("healthzs", "get_healthz")
@@ -457,7 +458,7 @@ def _times_of_training(tasks: Sequence[Any], now: datetime.datetime) -> tuple[fl
     """Return the duration and the waiting time of the training step, in seconds, and whether its pod never ran.
 
     Args:
-        tasks: Nodes of the run's workflow, sorted by start. A running node has an end before its start.
+        tasks: Nodes of the run's workflow, sorted by start time. The end time of a running node is before its start.
         now: Current time.
     """
     training = next((task for task in tasks if task.display_name == TRAINING_TASK), None)

@@ -1,4 +1,4 @@
-"""Limits of the length of texts in Kubeflow Pipelines."""
+"""Maximum lengths of texts in Kubeflow Pipelines."""
 
 from tpu_pipelines.platforms.limits import Limit
 

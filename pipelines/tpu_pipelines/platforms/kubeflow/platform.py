@@ -101,7 +101,7 @@ class Kubeflow:
         )
 
     def place(self, task: Any, step: str, config: "Config", settings: Settings) -> Any:
-        """Set a step's disk and time limit, and its sign-in to S3."""
+        """Set a step's disk and time limit, and its credentials for S3."""
         from tpu_pipelines.platforms.kubeflow.resources import place
         from tpu_pipelines.platforms.kubeflow.tpu_pod import signed_in
         from tpu_pipelines.platforms.resources import resources_of, steps_on_s3
@@ -110,7 +110,7 @@ class Kubeflow:
         return signed_in(task, settings) if step in steps_on_s3(config, settings.bucket_location) else task
 
     def exit_task(self, settings: Settings) -> Any:
-        """Return None, because the server sends no messages."""
+        """Return None, because the server cannot send notifications."""
         return None
 
     def connect(self, settings: Settings) -> "PlatformClient":

@@ -1,4 +1,4 @@
-"""Memory, disk and time of a step on Kubeflow."""
+"""Disk, time limit and retries of a step on Kubeflow."""
 
 import math
 from typing import Any

@@ -63,8 +63,8 @@ def as_tpu_pod(component: Any, machine: MachineSpec, settings: Settings, placeme
     _check_request(requested, machine)
     if is_slice and not shared:
         raise InputError(
-            f"{machine.name} has {machine.slice.hosts} hosts, which share records and model on a volume on Kubeflow: "
-            "expected a claim that many pods can mount (ReadWriteMany), received none. Add "
+            f"{machine.name} has {machine.slice.hosts} hosts. On Kubeflow, they share the records and the model on a "
+            "volume: expected a claim that many pods can mount (ReadWriteMany), received none. Add "
             f"one to the {setting('volumes')} as CLAIM=/mnt/PATH, or use a machine with one host."
         )
     if requested.disk and (mount := _like_the_disk(settings)):
@@ -113,7 +113,7 @@ def as_tpu_pod(component: Any, machine: MachineSpec, settings: Settings, placeme
 
 
 def _check_request(requested: StepResources, machine: MachineSpec) -> None:
-    """Check that a host of a TPU has the requested CPUs and memory. GPUs are on hosts of different sizes.
+    """Check that a TPU host has the requested CPUs and memory. GPUs are not checked: their hosts differ in size.
 
     Raises:
         InputError: If the host does not have them. The pod would never start.

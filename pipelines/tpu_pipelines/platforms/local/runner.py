@@ -23,7 +23,7 @@ _INHERITED = ("AIP_CHECKPOINT_DIR", RUN_VARIABLE, LOUDNESS_VARIABLE, PASSWORD_VA
 
 
 class Runner(enum.StrEnum):
-    """Runner of the steps of a local run: processes, or containers of the steps' image."""
+    """How a local run executes its steps: as processes, or as containers of the steps' image."""
 
     SUBPROCESS = "subprocess"
     DOCKER = "docker"
@@ -34,7 +34,7 @@ def session(runner: Runner, config: Config, root: Path, cache: Path) -> Iterator
     """Prepare kfp.local. A pipeline that is called in this context runs on this machine.
 
     Args:
-        runner: Runner of the steps.
+        runner: Whether the steps run as processes or as containers.
         config: Configuration of the run. Containers may read the files that it names.
         root: Folder for the outputs of steps.
         cache: Folder with the entries of kfp.local's cache.
@@ -58,10 +58,10 @@ def session(runner: Runner, config: Config, root: Path, cache: Path) -> Iterator
 
 @contextlib.contextmanager
 def print_as_before() -> Iterator[None]:
-    """Restore `print` after the block.
+    """Restore `print` after the `with` block.
 
-    kfp.local replaces it while a step runs (kfp/local/logging_utils.py: indented_print). If steps run at the same time,
-    for example in a loop, the last step to end leaves the replacement of another step in place.
+    kfp.local replaces `print` while a step runs (kfp/local/logging_utils.py: indented_print). If steps run at the same
+    time, for example in a loop, the last step to end leaves the replacement of another step in place.
     """
     before = builtins.print
     try:

@@ -1,4 +1,4 @@
-"""Checks of everything that a run on Vertex AI needs in Google Cloud.
+"""Checks that Google Cloud has everything that a run on Vertex AI needs.
 
 The API reference names the permission for each call: serviceusage.services.get, resourcemanager.projects.getIamPolicy,
 iam.serviceAccounts.get, iam.serviceAccounts.getIamPolicy, storage.buckets.get, storage.buckets.getIamPolicy,
@@ -91,7 +91,7 @@ _AGENT = Role("roles/aiplatform.serviceAgent", ())
 
 
 class VertexChecks:
-    """Checks of everything that a configuration's run needs on Vertex AI.
+    """Checks that Vertex AI has everything that a run of the configuration needs.
 
     Args:
         config: Configuration of the run.
@@ -111,7 +111,7 @@ class VertexChecks:
         runner = config.data.beam_options.get("runner", DATAFLOW)
         self._has_dataflow = config.data.engine == BEAM and runner == DATAFLOW
         self._permissions = Permissions(apis)
-        self._who = ""  # The signed-in user as a member of IAM policies; empty if unknown.
+        self._who = ""  # The signed-in user as an IAM member; empty if unknown.
 
     def checks(self) -> list[Check]:
         """Return all checks in the order of the report. Each check needs the sign-in."""
@@ -290,7 +290,7 @@ class VertexChecks:
     def _create_bucket(self) -> tuple[ShellCommand, ...]:
         """Return the commands that create the bucket.
 
-        If the model's code is uploaded, they also allow the user to write to it.
+        If the model's code is uploaded, the commands also allow the user to write to the bucket.
         """
         create = create_bucket(self._settings.bucket_location, self._settings.region, self._settings.project)
         if not bundle_of(self._config.training.model):
@@ -304,7 +304,7 @@ class VertexChecks:
     ) -> list[Check]:
         """Return two checks of a container image: that it exists, and that Vertex AI's service agent can pull it.
 
-        Both checks are skipped if no image is set. The environment variable TPU_PIPELINES_{name}IMAGE sets it.
+        Both checks are skipped if no image is set. The environment variable TPU_PIPELINES_{name}IMAGE sets the image.
 
         The service agent (https://cloud.google.com/vertex-ai/docs/general/custom-service-account) pulls a model's image
         when the model is uploaded (see `ModelContainerSpec.image_uri` in model.proto).
@@ -326,7 +326,7 @@ class VertexChecks:
         ]
 
     def _agent(self) -> str:
-        """Return Vertex AI's service agent, as a member of IAM policies.
+        """Return Vertex AI's service agent as an IAM member.
 
         https://cloud.google.com/vertex-ai/docs/general/access-control#service-agents
         """
@@ -343,7 +343,7 @@ class VertexChecks:
         return self._settings.service_account or f"{self._number}-compute@developer.gserviceaccount.com"
 
     def _member(self, account: str = "") -> str:
-        """Return a service account as a member of IAM policies. The default is the account of the pipelines."""
+        """Return a service account as an IAM member. The default is the account that runs pipelines."""
         return f"serviceAccount:{account or self._account}"
 
     def _account_resource(self) -> Resource:
@@ -413,7 +413,7 @@ class VertexChecks:
         unneeded: str = "",
         when: object = True,
     ) -> Check:
-        """Return the check that a member has the permissions of a role.
+        """Return a check that passes if a member has the permissions of a role.
 
         Args:
             about: Name of the check.
@@ -433,7 +433,7 @@ class VertexChecks:
     # Quota
 
     def _quota(self, machine: MachineSpec) -> str | tuple[Finding, ...]:
-        """Check that a machine's quota is sufficient in its region. Return the finding, or a sentence if it is ok.
+        """Check that a machine's quota in its region is sufficient. Return the result as a sentence or a finding.
 
         The API has a value for each combination of dimensions: google/api/cloudquotas/v1/resources.proto. Quotas count
         cores for v2 and v3, and chips or GPUs for others: https://cloud.google.com/vertex-ai/docs/quotas.
@@ -516,7 +516,7 @@ class VertexChecks:
         return name
 
     def _key(self) -> str:
-        """Check that the service agent may use the encryption key. Return the finding in words.
+        """Check that the service agent may use the encryption key. Return the result as a sentence.
 
         Source: https://cloud.google.com/vertex-ai/docs/general/cmek.
         """

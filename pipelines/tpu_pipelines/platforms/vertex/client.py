@@ -142,7 +142,7 @@ class VertexClient:
         return None
 
     def latest(self, name: str) -> Submission | None:
-        """Return the newest job with this name, or the job with this ID."""
+        """Return the newest job with this name, otherwise the job with this ID, otherwise None."""
         if re.fullmatch(r"[\w.-]+", name):
             condition = f'display_name="{name}" AND labels.tpu_pipelines_run:*'
             request = {"parent": self._parent, "filter": condition, "order_by": "create_time desc", "page_size": 1}

@@ -2,8 +2,8 @@
 
 Google's launcher, a container of google-cloud-pipeline-components, creates the job and waits for it. This module builds
 the launcher step without that package, because the package's `create_custom_training_job_from_component` cannot set a
-topology (google_cloud_pipeline_components 2.22, v1/custom_job/utils.py), without which v5e, v6e and later TPUs cannot
-be requested.
+topology (google_cloud_pipeline_components 2.22, v1/custom_job/utils.py). Requests for v5e, v6e and later TPUs need a
+topology.
 """
 
 import functools
@@ -57,8 +57,9 @@ def as_custom_job(component: Any, machine: MachineSpec, settings: Settings, plac
     """Convert a component to a custom job of Vertex AI: one pool of one replica, on exactly this machine.
 
     Args:
-        component: Component of one container. It keeps its inputs, outputs, environment variables, code and image.
-            Fields of the job that do not change the step's result become inputs with defaults, such as `job_timeout`.
+        component: Component that runs one container. Its inputs, outputs, environment variables, code and image are
+            kept. Fields of the job that do not change the step's result become inputs with defaults, such as
+            `job_timeout`.
         machine: Machine with its region. Fallbacks and `max_wait_seconds` are ignored, because the submission handles
             them.
         settings: Service account, network, key, TensorBoard, labels, environment and bucket.
@@ -66,8 +67,9 @@ def as_custom_job(component: Any, machine: MachineSpec, settings: Settings, plac
             checkpoints of training. Other resources come from the machine.
 
     Raises:
-        InputError: If a custom job does not support the component's arguments, or has inputs with the same names; if
-            the bucket is not on Cloud Storage; or if the machine mounts NFS shares but no network is set.
+        InputError: If a custom job does not support the component's arguments, or already uses the name of one of the
+            component's inputs or outputs; if the bucket is not on Cloud Storage; or if the machine mounts NFS shares
+            but no network is set.
     """
     from google.protobuf import json_format
     from kfp import components
@@ -161,8 +163,8 @@ def _fields(machine: MachineSpec, settings: Settings, name: str) -> dict[str, An
 
     The platform's cache key contains the values of inputs, and arguments with unresolved placeholders
     (https://cloud.google.com/vertex-ai/docs/pipelines/configure-caching). It is not documented whether the key contains
-    defaults of inputs, and resolves placeholders in defaults. Therefore, these fields are inputs with defaults, except
-    fields with a placeholder.
+    the defaults of inputs, or whether placeholders in defaults are resolved first. Therefore, these fields are inputs
+    with defaults, except fields with a placeholder.
     """
     # A slice of several hosts is one replica too: the service starts the container on each of its machines. No machine
     # can continue without the others, so all must restart.

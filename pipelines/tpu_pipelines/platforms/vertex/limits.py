@@ -1,4 +1,4 @@
-"""Limits of the length of texts in Vertex AI."""
+"""Maximum lengths of texts on Vertex AI."""
 
 from tpu_pipelines.platforms.limits import Limit
 
