@@ -117,7 +117,7 @@ class Run(Displayed):
 
     @property
     def metrics(self) -> Mapping[str, float | None]:
-        """Metrics on the gate's split, by name; None for an undefined metric."""
+        """Metrics on the split that the gate scores, by name. An undefined metric is None."""
         return self.facts.metrics
 
     @property
@@ -135,7 +135,7 @@ class Run(Displayed):
         return list(map(dict, load_history(self.path / "model")))
 
     def plot(self) -> Page:
-        """Return a page with charts of the losses, metrics and times of the epochs."""
+        """Return a page with charts of the losses, the metrics and the time per epoch."""
         from tpu_components.core.pages import page
         from tpu_components.evaluate_model.report import chart_training
 
@@ -171,7 +171,7 @@ class Run(Displayed):
         if not (self.path / EXPORT_DIR / EXPORT_FILE).is_file():
             raise InputError(
                 f"Cannot predict with {self.name}: the run's status is '{self.status}', and it has no exported model. "
-                "Call `export()` of the run to export the model even if the gate rejected it."
+                "Call `export()` on the run to export the model even if the gate rejected it."
             )
         return predict(self.path, *inputs, top=top)
 
@@ -193,7 +193,7 @@ class Checks(Displayed):
 
     @property
     def is_sound(self) -> bool:
-        """Whether a run can start: no finding is an error."""
+        """Whether a run can start, because no finding is an error."""
         return not errors_in(self.findings)
 
     def __str__(self) -> str:
@@ -211,11 +211,11 @@ def _overrides(section: str, settings: Mapping[str, Any]) -> list[str]:
 @in_turn
 @storage.naming_faults()
 def look(data: Any, kind: str = "", **settings: Any) -> DataOverview:
-    """Inspect data, and return the number of examples, classes, sizes and damaged files.
+    """Inspect data, and return an overview: number of examples, classes, sizes and damaged files.
 
     Args:
-        data: A folder, a file, a source, for example `images:DIR`, or arrays in any form that `train` accepts.
-        kind: Kind of the data: `images`, `csv`, `texts`, `arrays` or `corpus`. Only needed if the kind cannot be
+        data: A folder, a file, a source such as `images:DIR`, or arrays in any form that `train` accepts.
+        kind: Kind of the data: `images`, `csv`, `texts`, `arrays` or `corpus`. It is only needed if it cannot be
             detected from the files.
         settings: Settings of the configuration section `data`.
 
@@ -385,11 +385,11 @@ def preflight(
     overrides: Sequence[str] = (),
     workspace: Place = _WORKSPACE,
 ) -> Preflight:
-    """Compile the training step for TPUs on a machine without a TPU, and estimate its memory, time and price.
+    """Compile the training step for TPUs, without a TPU, and estimate its memory, time and price.
 
     Args:
         config: Configuration in any form that `run` accepts.
-        machines: Names of machines, for example v5e-4. The default is the machines of the configuration.
+        machines: Names of machines, for example v5e-4. If there are none, the machines of the configuration are used.
         overrides: Changed settings, each in the form `section.key=value`.
         workspace: Folder for the report.
 
@@ -415,7 +415,7 @@ def predict(
         inputs: Files, folders or texts, as for the command `predict`, or arrays of images, uint8[N, height, width,
             channels].
         top: Number of most probable classes to return for each input.
-        workspace: Folder for runs, with the registry.
+        workspace: Folder for runs, which also contains the registry.
 
     Raises:
         InputError: If the model does not exist, or an input cannot be read.

@@ -27,7 +27,7 @@ from tpu_pipelines.platforms.resources import STEP_CPU, STEP_GIB
 
 # Module of the only component that supports several hosts and keeps checkpoints.
 _TRAINING = "tpu_components.train_model.component"
-_NOT_SUBMITTED = "It is for submitting a pipeline, which on_machine does not do. Remove it."
+_NOT_SUBMITTED = "Only the submission of a pipeline uses this option. Remove it."
 # Where an option may be written.
 _ARGUMENT = "arguments"
 _MACHINE = "machine"
@@ -37,7 +37,7 @@ _USED_NOWHERE = {
     **dict.fromkeys(
         ("kfp_host", "kfp_namespace", "vertex_endpoint", "google_endpoint", "experiment", "notify"), _NOT_SUBMITTED
     ),
-    "images": "The component has its image: use with_image(component, IMAGE) instead.",
+    "images": "The image is part of the component. To change it, use with_image(component, IMAGE).",
     "fallbacks": "Only `tpu-pipelines submit` tries other machines. Remove fallbacks.",
     "max_wait_seconds": "Only `tpu-pipelines submit` waits for a machine. Remove max_wait_seconds.",
 }
@@ -71,7 +71,7 @@ def on_machine(
     `job_timeout`.
 
     Options that you set on the task of a custom job, such as `set_env_variable` or `set_memory_limit`, apply to the
-    launcher, not to the job. Use `environment` here, and a larger machine.
+    launcher, not to the job. Instead, use the argument `environment` and a larger machine.
 
     Args:
         component: A component that runs one container: of this package, your own or from a third party. The object is
@@ -83,9 +83,9 @@ def on_machine(
             after a day.
         platform: `vertex` (default), `kubeflow`, or `local`, which returns the component unchanged, for tests with
             kfp.local.
-        settings: Project, region, bucket, service account, network, labels and other settings: a `Settings`, or a
-            mapping of its fields, which override the environment variables `TPU_PIPELINES_…`. The default is the
-            settings in the environment variables.
+        settings: Project, region, bucket, service account, network, labels and other settings: a `Settings` object, or
+            a mapping whose values override the environment variables `TPU_PIPELINES_…`. The default is the settings in
+            the environment variables.
         project: Google Cloud project of the job on Vertex AI. The default is the project in the settings, otherwise the
             pipeline's project.
         region: Region of the machine on Vertex AI. The default is the region in the settings, otherwise the pipeline's
@@ -116,7 +116,7 @@ def on_machine(
 
     Warns:
         PipelineWarning: If a step on a spot machine on Kubeflow has no volume for checkpoints, or if a step would use
-            only the CPU of its machine. The second warning may also come when you call the result.
+            only the CPU of its machine. The second warning can also appear when you call the result.
 
     Example:
         ```python
@@ -197,7 +197,7 @@ def on_machine(
 def _warn_of_restart(component: Any, warning: str, environment: Mapping[str, str] | None) -> None:
     """Warn that a step starts from scratch after it has lost its machine.
 
-    There is no warning for a component of another package if an environment variable names a location in an object
+    A component of another package gets no warning if one of its environment variables names a location in an object
     store, because the step may store checkpoints there.
 
     Args:

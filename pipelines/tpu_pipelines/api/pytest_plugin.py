@@ -96,7 +96,7 @@ def preflight_step(request: pytest.FixtureRequest) -> Callable[..., "StepReport"
 
 
 def _report_before(folder: Path) -> "StepReport | None":
-    """Return the report that the base branch wrote into a folder, or None if there is none, as for a new step."""
+    """Return the report that the base branch wrote into a folder, or None if there is no folder, as for a new step."""
     from tpu_components.core.base.errors import InputError
     from tpu_components.preflight_training.jax_steps.step_report import StepReport
 
@@ -107,7 +107,10 @@ def _report_before(folder: Path) -> "StepReport | None":
 
 
 def _folder_of(nodeid: str, number: int) -> str:
-    """Return the name of a report's folder: the name of the test, with `number` from its second step on."""
+    """Return the name of a report's folder, which is based on the name of the test.
+
+    From the second step of a test on, the name ends in `number`.
+    """
     name = re.sub(r"[^\w.\[\]-]+", "-", nodeid)
     return name if number == 1 else f"{name}-{number}"
 

@@ -36,11 +36,11 @@ def preflight_step(
     kwargs: Mapping[str, Any] | None = None,
     **jit_options: Any,
 ) -> StepReport | StepComparison:
-    """Compile a step with the TPU compiler, on a machine without a TPU, and report its memory, time and price.
+    """Compile a step with the TPU compiler, without a TPU, and report its memory, time and price.
 
     The step is traced in this process, and compiled in a child process with limits on time and memory. The step is not
-    run, so inputs may be shapes (`jax.ShapeDtypeStruct`), also in pytrees. The function needs Linux on x86-64 and the
-    extra `compiler`.
+    executed, so inputs may be shapes (`jax.ShapeDtypeStruct`) or pytrees of shapes. The function needs Linux on x86-64
+    and the extra `compiler`.
 
     Args:
         step: A function that `jax.jit` takes, such as a training or an inference step of Flax, Equinox, Haiku or
@@ -61,8 +61,8 @@ def preflight_step(
         compile_timeout_seconds: Time limit of one compilation.
         compile_memory_mib: Memory limit of the process that compiles, in MiB.
         cache_dir: Folder that keeps outcomes of compilations. None means `~/.cache/tpu-pipelines/preflight`.
-        receipts: Folder with receipts of your runs, local or in a bucket. The interval of the time is based on them.
-            Empty means the folder in TPU_PIPELINES_RECEIPTS, otherwise `runs/receipts`.
+        receipts: Folder with receipts of your runs, local or in a bucket. They determine the interval of the step time.
+            Empty means the folder in TPU_PIPELINES_RECEIPTS or, if it is not set, `runs/receipts`.
         kwargs: Keyword arguments of the step.
         **jit_options: Options of `jax.jit`: `in_shardings`, `out_shardings`, `static_argnums`, `static_argnames`,
             `donate_argnums` and others.
@@ -72,7 +72,7 @@ def preflight_step(
 
     Raises:
         InputError: If the step cannot be traced for these inputs, the machine is unknown or too small for the step's
-            mesh, or libtpu is not installed. The message names the line of your code.
+            mesh, or libtpu is not installed. If the cause is in your code, the message names the line.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -120,13 +120,13 @@ def compare_steps(
     compile_memory_mib: int = PreflightParams.compile_memory_mib,
     cache_dir: str | Path | None = None,
 ) -> StepComparison:
-    """Compile several steps, for example layouts of one step over several machines, and rank them by price.
+    """Compile several steps, such as one step with different layouts or on different machines, and rank them by price.
 
     Args:
         cases: The steps, each with its inputs, machine and options.
         items: Number of items that one step processes, such as examples or tokens: one number for all cases, or a
             number for each case.
-        total: Number of items whose processing is priced, such as the examples of an epoch.
+        total: Number of items for which the price is calculated, such as the examples of an epoch.
         unit: Name of the items, in the plural. Empty means `steps`.
         compile_timeout_seconds: Time limit of one compilation.
         compile_memory_mib: Memory limit of the process that compiles, in MiB.

@@ -1,4 +1,4 @@
-"""A lock for functions that change the whole process: its output, environment or current folder."""
+"""A lock for functions that change state of the whole process: its output, environment or current folder."""
 
 import functools
 import sys

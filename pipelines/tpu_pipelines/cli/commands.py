@@ -102,11 +102,11 @@ COMMANDS = (
     ),
     Command(
         "drift",
-        "test whether data have drifted: 0 no drift, 3 drifted",
+        "test whether data have drifted; exit code 3 means drift",
         "Compare the statistics of records with those of other records, or with those of a registered version's "
         "training data. The statistics are brightness, contrast, sharpness, colours and sizes; words and unknown "
         "words; classes or targets; and unreadable inputs. A statistic has drifted if the difference is significant "
-        "at the confidence, corrected for the number of statistics, and if it is large enough to matter.",
+        "at the chosen confidence, corrected for the number of statistics, and if it is large enough to matter.",
         "runs/flowers/records --against flowers@champion",
         "models.drift",
         (
@@ -586,7 +586,7 @@ COMMANDS = (
         "check that a cloud platform has everything that a run needs",
         "Check, with read-only requests, that a cloud platform has everything that a run of the configuration needs. "
         "The results are ok; error, if something is missing; hint, if something should be changed; and unknown, if "
-        "the platform does not tell. Errors and hints say what to do, and give exit code 2.",
+        "the platform does not provide the information. Errors and hints say what to do, and give exit code 2.",
         "digits --target vertex",
         "platforms.doctor",
         (

@@ -28,7 +28,7 @@ _WIDTH = 110
 _PRICE_LISTS = {VERTEX: "Vertex", KUBEFLOW: "GKE"}
 _NOTES = (
     "devices   number of JAX devices; each is a replica\nGiB       memory of a device that a compiled program can "
-    "use; of a GPU, all of its memory\nTFLOP/s   bfloat16 peak of the whole TPU slice; no time is estimated for a "
+    "use; for a GPU, its whole memory\nTFLOP/s   bfloat16 peak of the whole TPU slice; no time is estimated for a "
     "GPU\n$         per hour, for the whole machine\n-         not offered, or unknown\nquota     0 by default: "
     "request training quota in your region first"
 )
@@ -45,13 +45,13 @@ Prices = Mapping[str, Price | None]  # Price on each platform that offers a slic
 
 
 def select_slices(generation: str = "", region: str = "") -> dict[Slice, Prices]:
-    """Return the catalogue's slices of a generation that train in a region, each with its prices.
+    """Return the catalogue's slices of a generation that are available in a region, each with its prices.
 
     An empty generation or region selects all. The prices are those in `region` or, if it is empty, in the cheapest
     region.
 
     Raises:
-        InputError: If the generation or the region is unknown, or the generation does not train in the region.
+        InputError: If the generation or the region is unknown, or the generation is not available in the region.
     """
     catalogue = load_catalogue()
     generations = {entry.name: entry for entry in catalogue.generations}
@@ -61,7 +61,7 @@ def select_slices(generation: str = "", region: str = "") -> dict[Slice, Prices]
             raise InputError(f"Unknown {what} {name!r}: expected one of {', '.join(known)}.{did_you_mean(name, known)}")
     if generation and region and region not in generations[generation].regions:
         raise InputError(
-            f"{generation} does not train in {region}. Expected one of {', '.join(generations[generation].regions)}. "
+            f"{generation} is not available in {region}. Expected one of {', '.join(generations[generation].regions)}. "
             "Choose another region."
         )
     return {

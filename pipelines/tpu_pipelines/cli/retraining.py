@@ -130,7 +130,7 @@ class _Report:
         return {"retrain": named | {"reason": decision.reason}}
 
     def begin(self, decision: RunDecision) -> RunDecision:
-        """Print the decision and return it. With `--force`, the returned decision always needs a run.
+        """Print the decision and return it. With `--force`, the returned decision says that a run is needed.
 
         In a dry run, this method also writes the CI reports.
         """

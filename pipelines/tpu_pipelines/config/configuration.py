@@ -61,16 +61,17 @@ class Config:
         data: Parameters of create_tfrecords.
         training: Parameters of train_model, with the model and its parameters.
         gate: Parameters of evaluate_model.
-        export: Parameters of export_model. With None, the run ends after the gate.
+        export: Parameters of export_model. If None, the run ends after the gate.
         machine: Machine with a TPU or GPUs that trains in the cloud, or None if the configuration names none.
-        preflight: Parameters of preflight_training. Most of them come from the sections training and machine. None
+        preflight: Parameters of preflight_training. They include the parameters of training and the machine. None
             leaves the step out, which is the default without `machine`.
-        is_preflight_off: Whether the configuration contains `preflight: false`, which applies to every machine.
+        is_preflight_off: Whether the configuration contains `preflight: false`, which switches preflight off for every
+            machine.
         model_files: Additional files and folders, local or on gs://, that the model's code reads. Cached steps run
             again when one of them changes. Files that the code or a parameter names are detected automatically.
         deploy: Parameters of deploy_model. None leaves the step out. If `deploy.registry` is empty, a local run uses
             the registry of its workspace.
-        resources: Resources that steps request, by step, without defaults. `resources.resources_of` adds the defaults.
+        resources: Resources that the configuration sets, by step. `resources.resources_of` adds the defaults.
     """
 
     name: str
@@ -108,7 +109,7 @@ class Config:
     def on_registry(self, root: str) -> Self:
         """Return the configuration with a registry added to `training.initial_model`.
 
-        Only a value `MODEL@VERSION_OR_ALIAS` is changed; it becomes `ROOT/MODEL@VERSION_OR_ALIAS`.
+        The value changes only if it has the form `MODEL@VERSION_OR_ALIAS`. It becomes `ROOT/MODEL@VERSION_OR_ALIAS`.
 
         Args:
             root: Registry to add.
@@ -222,11 +223,11 @@ def read_export(values: Mapping[str, Any] | bool, overrides: Sequence[str] = ())
 
 
 def read_data(source: str, overrides: Sequence[str] = ()) -> WriteParams:
-    """Return the section `data` for a source, with default values for the other settings.
+    """Return the section `data` for a source, with defaults for every setting that `overrides` does not change.
 
     Args:
         source: Source of the data.
-        overrides: Changes, each as `section.key=value`. Changes of sections other than `data` are ignored.
+        overrides: Changes, each as `section.key=value`. Changes to sections other than `data` are ignored.
 
     Raises:
         InputError: If a key or value is wrong.
@@ -243,7 +244,7 @@ def overridden(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
         overrides: Changes, each as `section.key=value`. The values are YAML.
 
     Raises:
-        InputError: If an override has another form, or its section is not a mapping.
+        InputError: If an override does not have this form, or its section is not a mapping.
     """
     for change in overrides:
         _override(raw, change)
@@ -369,7 +370,7 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
 
 
 def _check_machines(config: Config) -> None:
-    """Check that `resources` set a machine only for evaluate_model, and that the step can use this machine."""
+    """Check that `resources` sets a machine only for evaluate_model, and that this step can use the machine."""
     for step, requested in config.resources.items():
         if requested.machine and step != "evaluate_model":
             advice = (
@@ -394,7 +395,7 @@ def _check_machines(config: Config) -> None:
 
 
 def _read_model(value: Any) -> ModelSection:
-    """Read the section `model`. Its value may also be the name of the model alone."""
+    """Read the section `model`. Instead of a mapping, its value may be the name of the model."""
     values = {"name": value} if isinstance(value, str) else value
     if isinstance(values, dict):
         _check_plain(values.get("parameters"))

@@ -158,7 +158,7 @@ class Settings:
             texts = [f"{key}={item}" for key, item in value.items()] if isinstance(value, Mapping) else [value]
             for text in texts:
                 if text and not re.fullmatch(field.metadata["pattern"], text):
-                    # The URL of a webhook is a secret, also if a part of it is missing.
+                    # The URL of a webhook is a secret, even if part of it is missing.
                     is_secret = field.name == "notify"
                     received = "another value, which may be secret" if is_secret else repr(hide_credentials(text))
                     example = field.metadata["example"]

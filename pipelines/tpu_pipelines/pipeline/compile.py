@@ -50,10 +50,10 @@ class ResolvedRun:
         settings: Settings of the platform, and the images. Some settings may be missing.
         machine: Machine of the training step, with its region if the platform chooses machines by region.
         judge: Machine of the evaluation step, with its region if the platform chooses machines by region. None if the
-            step needs no special machine.
+            step runs on CPUs.
         timeout: Time limit of the training step, and the reason for it.
         paid: Machine of the training step with its price, time limit and number of attempts.
-        fingerprints: Digest of everything on which a step's result depends in addition to its inputs, by step.
+        fingerprints: For each step, digests of everything besides its inputs that can change its result.
         checkpoints: Folder of the checkpoints, relative to the bucket or volume.
         carried: Content of the files that must be uploaded for the pipeline, by their URI in the bucket.
     """
@@ -98,8 +98,8 @@ def resolve(config: Config, platform: Platform, settings: Settings) -> ResolvedR
         settings: Settings of the platform. Some may be missing.
 
     Raises:
-        InputError: If the machine is not available on the platform or in the region, or the steps could not read the
-            data or the model.
+        InputError: If the machine is not available on the platform or in the region, a setting is not supported, or
+            the steps cannot read the data or the model.
     """
     mistakes = Mistakes()
     with mistakes.kept():
@@ -226,7 +226,7 @@ def _train_on(machine: MachineSpec, training: TrainParams) -> TrainParams:
 
 
 def unreadable_places(config: Config, platform: Platform) -> dict[str, Location]:
-    """Return the places of data and models that the steps' containers cannot read, by the setting that names the place.
+    """Return the places of data and models that the steps' containers cannot read, by the setting that names each.
 
     The settings are `data.source`, `gate.champion` and `training.initial_model`.
     """
@@ -310,11 +310,11 @@ def with_carried_model(config: Config, platform: Platform, settings: Settings) -
 def with_registry(config: Config, platform: Platform, settings: Settings) -> Config:
     """Return the configuration with the location and the options of its registry on Vertex AI.
 
-    A configuration that has another registry, or none, is not changed.
+    If the registry is not on Vertex AI, or there is none, the configuration is returned unchanged.
 
     Raises:
-        InputError: If a setting for the registry is missing, its service cannot pull the serving image, or the steps
-            cannot read the signing key.
+        InputError: If a setting for the registry is missing, the registry's service cannot pull the serving image, or
+            the steps cannot read the signing key.
     """
     deploy = config.deploy
     if deploy is None or not deploy.is_on_vertex:

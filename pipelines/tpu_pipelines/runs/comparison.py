@@ -1,4 +1,4 @@
-"""Compares runs side by side: metrics, speed, sizes, and differences of their configurations."""
+"""Compares runs side by side: metrics, speed, sizes, and differences between their configurations."""
 
 import dataclasses
 import json
@@ -68,7 +68,7 @@ class Row:
         name: Name of the property.
         values: Value of each run, or None if a run has no value.
         texts: The formatted values.
-        direction: `HIGHER` or `LOWER` is better, or `NEITHER`.
+        direction: Which values are better: `HIGHER`, `LOWER` or `NEITHER`.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Row:
 
     @property
     def best(self) -> frozenset[int]:
-        """Set with the index of the best run. Empty if runs are equally good, or fewer than two have a value."""
+        """Set with the index of the best run. Empty if several runs are best, or fewer than two have a value."""
         known = [value for value in self.values if value is not None] if self.direction else []
         if len(known) < 2:
             return frozenset()
@@ -113,7 +113,7 @@ class RunComparison(Displayed):
     def heading(self, row: Row) -> str:
         """Return the heading of a column that shows the property of a row.
 
-        A result is named with its split, and a setting without its section.
+        The heading of a result contains the split. The heading of a setting leaves out its section.
         """
         if row in self.sections.get("results", ()) and direction(row.name):
             return f"{self.split} {row.name}".lstrip()
@@ -197,8 +197,8 @@ def compare(folders: Sequence[Path]) -> RunComparison:
         notes.append("The gates scored different splits (gate.split), so the results are not comparable.")
     elif not _have_common_examples(runs):
         notes.append(
-            "The gates scored the runs on different examples, because they leave out what a model was trained on, so "
-            "the results are not comparable."
+            "The gates scored the runs on different examples, because a gate leaves out examples on which a model was "
+            "trained. The results are not comparable."
         )
     notes += [f"{run.label} failed: {run.summary.error}" for run in runs if run.summary.status == State.FAILED]
     notes += [
@@ -281,7 +281,10 @@ def _common_split(runs: Sequence[ComparedRun]) -> str:
 
 
 def _have_common_examples(runs: Sequence[ComparedRun]) -> bool:
-    """Return whether the gate scored all runs on the same number of examples. It leaves out what a model trained on."""
+    """Return whether the gate scored all runs on the same number of examples.
+
+    The gate leaves out examples on which a model was trained.
+    """
     return len({run.summary.metrics["num_examples"] for run in runs if "num_examples" in run.summary.metrics}) < 2
 
 

@@ -32,7 +32,7 @@ def find_export(name: str, workspace: Path) -> str:
 
     Args:
         name: An export folder, a run's folder, a version's folder, or `NAME`, `NAME@ALIAS` or `NAME@VERSION` in the
-            workspace's registry. For another registry, the name begins with its path. NAME alone is the champion.
+            workspace's registry. For another registry, the name begins with its path. NAME alone means the champion.
         workspace: Folder for runs, with the registry.
 
     Raises:
@@ -155,7 +155,7 @@ def export_run(run_dir: Path, overrides: Sequence[str], output: Path) -> ExportI
 
     Args:
         run_dir: Folder of the run, with `records/` and `model/`.
-        overrides: Changes of the run's configuration, `export.key=value` each.
+        overrides: Changes to the run's configuration, each as `export.key=value`.
         output: Folder of the export. An existing export is replaced.
 
     Raises:

@@ -39,7 +39,7 @@ def check_run(config: Config, workspace: Path, listing: Listing | None = None) -
     Args:
         config: Configuration of the run.
         workspace: Folder for runs.
-        listing: Examples of the data set. With None, they are listed.
+        listing: Examples of the data set. If None, this function lists them.
 
     Raises:
         InputError: On the first mistake.
@@ -87,7 +87,7 @@ def check_data(config: Config, listing: Listing | None = None) -> DatasetPlan:
 
     Args:
         config: Configuration of the run.
-        listing: Examples of the data set. With None, they are listed.
+        listing: Examples of the data set. If None, this function lists them.
 
     Raises:
         InputError: On the first mistake.
@@ -161,7 +161,7 @@ def check_accelerator(training: TrainParams) -> None:
     except (InputError, RuntimeError) as error:  # A driver may end the process.
         raise InputError(
             f"This machine cannot train with training.accelerator={training.accelerator}. {error} Use "
-            "training.accelerator=auto on this machine. On a platform, auto is the accelerator of the machine."
+            "training.accelerator=auto on this machine. On a platform, auto selects the machine's accelerator."
         ) from error
 
 

@@ -59,7 +59,7 @@ def resolve(config: Config, workspace: Path, listing: Listing | None = None) -> 
     Args:
         config: Configuration to run.
         workspace: Folder for runs.
-        listing: Examples of the data set. With None, they are listed.
+        listing: Examples of the data set. If None, this function lists them.
 
     Raises:
         InputError: If the data or the configuration cannot be used.

@@ -65,7 +65,7 @@ _PAGES = {
 
 @dataclasses.dataclass(frozen=True)
 class RunOutcome:
-    """Summary of a run, and whether a failure was a mistake of the user."""
+    """Summary of a run, and whether a failure was caused by a mistake of the user."""
 
     summary: Summary
     is_input_error: bool = False
@@ -81,7 +81,7 @@ def run_local(
 ) -> RunOutcome:
     """Run the pipeline on this machine.
 
-    Steps whose inputs, parameters and code are unchanged are taken from earlier runs.
+    If the inputs, parameters and code of a step are unchanged, its result is taken from an earlier run.
 
     The previous run with the same name is moved to a numbered folder; see `tpu_pipelines.runs.history`.
 
@@ -92,11 +92,11 @@ def run_local(
         force: Run every step, even if it is unchanged.
         tell: Function that is called with the outcome before it is recorded in an experiment tracker, which may not
             respond.
-        listing: Examples of the data set. With None, they are listed.
+        listing: Examples of the data set. If None, this function lists them.
 
     Raises:
         InputError: If the data or the configuration cannot be used, or TensorFlow or Keras is not installed. This is
-            checked before any work.
+            checked before any step runs.
     """
     for package in ("keras", "tensorflow") if runner is Runner.SUBPROCESS else ():
         if importlib.util.find_spec(package) is None:
@@ -432,7 +432,7 @@ def delete_runs(workspace: Path, name: str, number: str = "", keep: int = 0) -> 
 
     Args:
         workspace: Folder for runs.
-        name: Name of the runs. At least one must exist.
+        name: Name of the runs. At least one run with this name must exist.
         number: Number of the run, or `history.LATEST`. Empty means all runs before the latest, except the newest `keep`
             runs.
         keep: Number of runs before the latest to keep.

@@ -88,7 +88,7 @@ class StepCache:
                 pipeline_dir.rmdir()
 
     def adopt(self, key: str, name: str, other: Path) -> Path | None:
-        """Link a step's output from another cache, if it has one. Return the linked path, or None.
+        """Link a step's output from another cache, if that cache contains it. Return the linked path, or None.
 
         Args:
             key: Key of the entry; see `output`.
@@ -136,7 +136,7 @@ class StepCache:
         return outputs | {key: {**outputs[key], "uri": str(output)} for key, output in located.items()}
 
     def _locate(self, uri: str) -> Path | None:
-        """Return the path in this cache of a file in a cache entry, or None if the file does not exist."""
+        """Return the path in this cache of an output that a cache entry names, or None if this cache lacks it."""
         parts = PurePosixPath(uri).parts[-3:]
         if len(parts) < 3 or not parts[0].startswith(_PIPELINE):
             return None

@@ -38,7 +38,7 @@ _HEADLINES = (
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel(JsonFile, name=MODEL_FILE, what="the description of a model", step="the pipeline"):
-    """The fields of `model.json` that reports and lists of runs use. Any version of the file has these fields."""
+    """The fields of `model.json` that reports and lists of runs use. Every version of the file has these fields."""
 
     training: Mapping[str, Any]
     dataset_fingerprint: str
@@ -70,7 +70,7 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
         steps: Outcome of every step, by name.
         metrics: Metrics of the model on the split that the gate scores.
         gate: Decision whether to promote the model, with the reasons.
-        preflight: Findings on the machine of the configuration, without the layers.
+        preflight: Preflight's findings for the machine of the configuration, without the layers.
         receipt: Measured time and memory of the training, next to preflight's prediction.
         export: Exported formats and their measurements.
         deployment: Registered version of the model.

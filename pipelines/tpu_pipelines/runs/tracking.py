@@ -44,7 +44,7 @@ def record(run_dir: Path, tool: str, limit_seconds: float = _LIMIT_SECONDS) -> N
     """Record a run in a tracker: settings, metrics of each epoch and of the scored split, price, version and report.
 
     A run is recorded once. An error is printed as a hint, because the run itself is done. To try again, run the same
-    command again. The tool works in a separate process, which is killed after the time limit, because a server that
+    command again. The tool runs in a separate process, which is killed after the time limit, because a server that
     does not respond keeps its client busy for minutes.
 
     Args:

@@ -29,7 +29,7 @@ def test_machines_are_chosen_by_generation_and_region():
             r"Unknown generation 'v5': expected one of v2, .*, 7x, t4, .*\. Did you mean 'v5p'\?",
         ),
         ("", "us-west11", r"Unknown region 'us-west11': .* Did you mean 'us-west1'\?"),
-        ("7x", "us-west1", r"7x does not train in us-west1\. Expected one of us-central1\."),
+        ("7x", "us-west1", r"7x is not available in us-west1\. Expected one of us-central1\."),
     ],
 )
 def test_unknown_generations_and_regions_are_refused(generation, region, message):

@@ -179,8 +179,8 @@ def test_metrics_of_different_examples_of_a_split_are_not_ranked(two_runs):
     _edit(two_runs[1] / "summary.json", **summary)
     found = compare(two_runs)
     assert found.notes == (
-        "The gates scored the runs on different examples, because they leave out what a model was trained on, so the "
-        "results are not comparable.",
+        "The gates scored the runs on different examples, because a gate leaves out examples on which a model was "
+        "trained. The results are not comparable.",
     )
     assert not any(row.best for row in found.sections["results"])
 
