@@ -252,7 +252,7 @@ def train(
             `x_train`; a folder, file or source; or a mapping with the settings of the configuration section `data`.
         name: Name of the run. The default is the name of the model.
         workspace: Folder for runs.
-        force: Run every step, including unchanged steps.
+        force: Whether to run every step, even if it is unchanged.
         sections: Other sections of a configuration, for example `training={"epochs": 3}`. The settings of all sections
             are listed at the end of `help(tpu_pipelines.train)`. If `data` is a tuple of arrays, the default batch size
             grows with the number of training examples, from 8 to 128 (for 2,560 examples or more).
@@ -312,7 +312,7 @@ def run(
         config: The name of a ready example, a YAML file, or a mapping of sections.
         overrides: Changed settings, each in the form `section.key=value`.
         workspace: Folder for runs.
-        force: Run every step, including unchanged steps.
+        force: Whether to run every step, even if it is unchanged.
 
     Raises:
         InputError: If the configuration or the data cannot be used.

@@ -350,7 +350,7 @@ COMMANDS = (
     ),
     Command(
         "preflight",
-        "compile the training step for a TPU without having a TPU: fit, time, price",
+        "compile the training step for a TPU, without a TPU: memory, time and price",
         "Compile the training step on this machine with the real TPU compiler, which does not need a TPU. Report "
         "whether the step fits, the time of a step and an epoch, the price of a run, and how long the device waits "
         "for data.",
@@ -368,8 +368,8 @@ COMMANDS = (
                 "--inputs",
                 default="",
                 metavar="SHAPES",
-                help="shapes of a step's inputs, for example 'float32[1024,784], int32[1024]', or MODULE:FUNCTION that "
-                "returns the inputs",
+                help="shapes of a step's inputs, for example 'float32[1024,784], int32[1024]', or the MODULE:FUNCTION "
+                "of a function that returns the inputs",
             ),
             argument(
                 "--items",
@@ -432,7 +432,7 @@ COMMANDS = (
     ),
     Command(
         "receipts",
-        "learn the intervals of preflight from the receipts of your own runs",
+        "base the intervals of preflight on the receipts of your own runs",
         "[list]: list the receipts that preflight uses, with predicted and measured figures, and the resulting "
         "intervals. add PLACE…: add receipts; a run that is already listed is not added again. Receipts do not contain "
         "weights, data, shapes, paths or names. Preflight then bases its intervals on these runs. The variable "

@@ -50,7 +50,7 @@ def registry(arguments: argparse.Namespace) -> int:
     if not least <= bool(name) + bool(number) <= most:
         raise InputError(
             (
-                f"Wrong arguments of registry {action}: expected registry {action} {words}. Received: registry "
+                f"Wrong arguments for registry {action}: expected registry {action} {words}. Received: registry "
                 f"{action} {name} {number}"
             ).rstrip()
         )

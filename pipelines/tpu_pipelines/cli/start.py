@@ -135,7 +135,7 @@ def _planned(arguments: argparse.Namespace) -> compiling.PlannedData | None:
         return None
     if arguments.against:
         raise InputError(
-            "--against uses the number of examples of the other training run, so --examples is not allowed. Remove "
+            "--against uses the number of examples in the compared training run, so --examples is not allowed. Remove "
             "one of these flags."
         )
     return compiling.PlannedData(arguments.examples, arguments.image_bytes or 0)

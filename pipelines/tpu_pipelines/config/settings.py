@@ -37,7 +37,7 @@ _MOUNT_HINT = (
     " Kubeflow uses the volume's name, so it must have at most 63 lower-case letters, digits and '-'. The path must "
     "be absolute, without ':' and spaces."
 )
-_LABEL_HINT = " Keys and values have lower-case letters, digits, '-' and '_', at most 63; a key begins with a letter."
+_LABEL_HINT = " Keys and values have at most 63 lower-case letters, digits, '-' and '_'. A key begins with a letter."
 # Volumes and folders of KFP's and Argo's own in the pod of each step: kubeflow/pipelines at 7b70c7b,
 # backend/src/v2/compiler/argocompiler/container.go, backend/src/v2/component/constants.go; argoproj/argo-workflows at
 # f016ad8, workflow/controller/workflowpod.go. A patch of the pod would replace them silently.

@@ -42,7 +42,7 @@ STEPS = tuple(STEP_TABLE)
 
 @dataclasses.dataclass(frozen=True)
 class StepResources:
-    """Resources that a step requests. `resources_of` replaces missing values by defaults.
+    """Resources that a step requests. `resources_of` replaces missing values with defaults.
 
     Attributes:
         cpu: Number of CPUs. 0 means the default, 3.

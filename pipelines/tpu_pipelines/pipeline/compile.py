@@ -226,7 +226,7 @@ def _train_on(machine: MachineSpec, training: TrainParams) -> TrainParams:
 
 
 def unreadable_places(config: Config, platform: Platform) -> dict[str, Location]:
-    """Return the places of data and models that the steps' containers cannot read, by the setting that names each.
+    """Return the locations of data and models that the steps' containers cannot read, by setting.
 
     The settings are `data.source`, `gate.champion` and `training.initial_model`.
     """
@@ -278,7 +278,7 @@ def check_readable(config: Config, platform: Platform) -> None:
 
 
 def with_carried_model(config: Config, platform: Platform, settings: Settings) -> tuple[Config, dict[str, bytes]]:
-    """Replace the path of a user's model in the configuration by a URI in the bucket.
+    """Replace the path of a user's model in the configuration with a URI in the bucket.
 
     Return the changed configuration, and the content of the files to upload, by URI. The URI contains the digest of the
     model's code, so that the steps run exactly this code, and the platform's cache detects changes.

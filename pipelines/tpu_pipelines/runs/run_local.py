@@ -89,7 +89,7 @@ def run_local(
         config: Configuration to run.
         workspace: Folder for runs. The results are written to `workspace/<name>`.
         runner: `subprocess`, or `docker` with the image in TPU_PIPELINES_IMAGE.
-        force: Run every step, even if it is unchanged.
+        force: Whether to run every step, even if it is unchanged.
         tell: Function that is called with the outcome before it is recorded in an experiment tracker, which may not
             respond.
         listing: Examples of the data set. If None, this function lists them.

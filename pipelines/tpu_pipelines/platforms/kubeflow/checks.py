@@ -374,8 +374,8 @@ class KubeflowChecks:
         left_out = "is evicted or shut down" if policy == "OnError" else "is deleted"
         raise LackError(
             f"training is not restarted when its pod {left_out}, because Argo's retryPolicy is {policy}",
-            f"ask the cluster's administrator to set workflowDefaults: spec.templateDefaults.retryStrategy.retryPolicy "
-            f"to Always in the ConfigMap {name} of {namespace}",
+            "ask the cluster's administrator to set spec.templateDefaults.retryStrategy.retryPolicy to Always, in "
+            f"workflowDefaults of the ConfigMap {name} in {namespace}",
         )
 
     def _jobsets(self) -> str:

@@ -278,7 +278,7 @@ class VertexChecks:
                 resource.bind(self._who, _WRITER).text,
             )
         if is_of_runs:
-            may = "no files of yours are written there" if denied else "you may write there"
+            may = "you cannot write there, but do not need to" if denied else "you may write there"
             others = [other for other in dict.fromkeys((region, *training)) if other != location]
             far = (
                 f"; jobs in {', '.join(others)} use this bucket in another region, which takes more time and money"

@@ -315,9 +315,10 @@ def test_what_the_cluster_starts_again_is_said(world, machine, defaults, left_ou
     found = findings_of(world, f"machine={machine}", "training.backend=jax")["retries"]
     assert found.state is (Status.ERROR if left_out else Status.OK)
     assert left_out in found.said
-    assert ("retryPolicy to Always in the ConfigMap workflow-controller-configmap of kubeflow" in found.remedy) == bool(
-        left_out
-    )
+    assert (
+        "retryPolicy to Always, in workflowDefaults of the ConfigMap workflow-controller-configmap in kubeflow"
+        in found.remedy
+    ) == bool(left_out)
     world.cluster.config_maps = {}
     assert findings_of(world, f"machine={machine}", "training.backend=jax")["retries"].state is Status.UNKNOWN
     assert "retries" not in findings_of(world, "machine=v5e-4")
