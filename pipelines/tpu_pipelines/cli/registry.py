@@ -117,7 +117,7 @@ def _describe(model: ModelRegistry, number: str) -> dict[str, Any]:
     """Return all metadata of a version, and the history of its model's alias `champion`.
 
     Raises:
-        InputError: If there is no such version, or it is damaged.
+        InputError: If the version does not exist, or is damaged.
     """
     version = model.find(number)
     if version is None:

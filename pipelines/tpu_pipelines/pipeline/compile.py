@@ -249,7 +249,7 @@ def check_readable(config: Config, platform: Platform) -> None:
     """Check that the steps' containers can read all files that the configuration names, except the model's file.
 
     Raises:
-        InputError: If the containers cannot read a file. The message names all settings with such a file.
+        InputError: If the containers cannot read a file. The message names every setting that refers to one.
     """
     refused = f"Cannot compile {config.name!r} for {platform.name}:"
     mistakes = Mistakes()

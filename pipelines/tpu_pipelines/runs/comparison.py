@@ -262,7 +262,7 @@ def _validation(runs: Sequence[ComparedRun], one_dataset: bool) -> tuple[Row, ..
 def _rank(runs: tuple[ComparedRun, ...]) -> tuple[tuple[ComparedRun, ...], str]:
     """Return the runs, the best on the validation split first, and the name of the metric that ranks them.
 
-    If fewer than two runs have such a metric, the order is not changed, and the name is empty.
+    If fewer than two runs have a validation metric, the order is not changed, and the name is empty.
     """
     for row in _validation(runs, one_dataset=True):
         places = [place for place, value in enumerate(row.values) if value is not None]

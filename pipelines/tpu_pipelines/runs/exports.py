@@ -63,7 +63,7 @@ def find_export(name: str, workspace: Path) -> str:
 def _describe(path: Path) -> str:
     """Describe a path without an export, for an error message.
 
-    If another run with the same name has an export, the text names the latest such run.
+    If other runs with the same name have an export, the text names the latest of them.
     """
     if not path.exists():
         return "no such folder"
@@ -76,7 +76,7 @@ def _describe(path: Path) -> str:
 def _in_workspace(text: str, workspace: Path) -> str:
     """Return `REGISTRY/NAME@VERSION` for `NAME@VERSION` in the workspace's registry.
 
-    Return an empty string if it has no such model.
+    Return an empty string if the registry does not contain the model.
     """
     match = re.fullmatch(f"({MODEL_NAME})@({VERSION_OR_ALIAS})", text)
     return f"{workspace / 'registry'}/{text}" if match and match[1] in _models(workspace) else ""

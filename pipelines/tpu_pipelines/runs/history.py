@@ -129,7 +129,7 @@ def find_run(workspace: Path, reference: str) -> tuple[str, str]:
         reference: `NAME` for the latest run, even if it is unfinished, or for example `NAME@3` for an earlier run.
 
     Raises:
-        InputError: If there is no such run.
+        InputError: If the run does not exist.
     """
     name, _, suffix = reference.partition("@")
     number = f"{int(suffix):04d}" if suffix.isdecimal() else suffix or LATEST

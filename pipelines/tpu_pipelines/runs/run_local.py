@@ -251,7 +251,7 @@ class _LocalSession:
     def _pin_champion(self) -> tuple[str, str]:
         """Return the reference of the champion's current version, and its model's digest for the cache keys.
 
-        If there is no such version, return the configured champion and an empty digest.
+        If the champion is not a registered version, return the configured champion and an empty digest.
 
         The run uses this version to its end, and deploy_model checks whether the alias has moved since then. If an
         earlier execution of this run already made its model the champion, return the version before it, so that a

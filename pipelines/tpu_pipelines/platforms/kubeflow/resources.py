@@ -25,7 +25,7 @@ def check_config(config: Config) -> None:
     """Check that no machine has settings that only Vertex AI supports.
 
     Raises:
-        InputError: If a machine has such a setting.
+        InputError: If a machine has one of these settings.
     """
     for machine in config.machine.candidates if config.machine else ():
         for name in VERTEX_ONLY:

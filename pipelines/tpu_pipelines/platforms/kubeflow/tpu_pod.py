@@ -134,7 +134,7 @@ def _check_request(requested: StepResources, machine: MachineSpec) -> None:
 def _like_the_disk(settings: Settings) -> str:
     """Return the claim or secret, as `NAME=PATH`, that has the same name or path as the disk of a step.
 
-    Return an empty string if there is no such claim or secret.
+    Return an empty string if there is none.
     """
     for name, path in (*settings.volumes.items(), *settings.secrets.items()):
         if name == SCRATCH_VOLUME or folder_of(path) == SCRATCH_FOLDER:

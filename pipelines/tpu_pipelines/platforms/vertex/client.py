@@ -239,7 +239,7 @@ class VertexClient:
         return self._read_schedule(self._call("create_schedule", request, "ScheduleService"))
 
     def update_schedule(self, schedule_id: str, job: Job, cron: str) -> Schedule:
-        """Change the job and the times of a schedule."""
+        """Change the job and the cron expression of a schedule."""
         schedule = self._schedule(job, cron)
         schedule.name = self._schedule_name(schedule_id)
         fields = ["cron", "create_pipeline_job_request", "max_concurrent_active_run_count"]
