@@ -16,13 +16,13 @@ Part = dict[str, Any]
 
 
 def in_words(name: str) -> list[Part]:
-    """Return the free-text licence (not an SPDX identifier) of an installed Python package; empty if there is none."""
+    """Return the free-text licence (not an SPDX identifier) of an installed Python package, or an empty list."""
     words = importlib.metadata.metadata(name).get("License", "").partition("\n")[0]
     return _named([words] if words else [])
 
 
 def debian_packages(root: Path) -> list[Part]:
-    """Return the packages that Debian's dpkg has installed below a folder, or an empty list without dpkg.
+    """Return the packages that Debian's dpkg has installed below a folder, or an empty list if there is no dpkg.
 
     Licences are taken from the package's copyright file if it is machine-readable:
     https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/

@@ -13,9 +13,9 @@ install() {  # --no-deps: the lock is complete, so pip must not resolve dependen
 install "$environment" "$lock"
 
 # Remove tests, headers and Cython; libclang, which TensorFlow requires but does not load; TensorBoard's server and pages;
-# TensorFlow's StableHLO, which nothing imports; LiteRT's GPU delegate; Vertex AI's client except v1; Arrow's clients of
-# servers, and second copies of its libraries, which a wheel cannot link to; AWS's services except S3 and sign-in; test
-# data.
+# TensorFlow's StableHLO, which nothing imports; LiteRT's GPU delegate; Vertex AI's client except v1; Arrow's clients for
+# servers, and duplicates of its libraries, which exist because a wheel cannot contain links; AWS's services except S3
+# and sign-in; test data.
 find "$environment/lib" -depth -type d \( -name tests -o -path '*/tensorflow/include' -o -path '*/site-packages/clang' \
   -o -path '*/jax/_src/internal_test_util' -o -path '*/tensorboard_data_server/bin' \
   -o -path '*/cloud/aiplatform_v1beta1' -o -path '*/site-packages/vertexai' -o -path '*/site-packages/agentplatform' \

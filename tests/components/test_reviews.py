@@ -191,7 +191,7 @@ def test_predict_leaves_out_texts_without_a_word(exported_reviews, tmp_path, mon
     received = predict_inputs(exported_reviews, inputs)
     names = [next(received).name for _ in range(5)]
     assert names == [TEXTS[0], f"{tmp_path}/table.csv[0]", f"{tmp_path}/table.csv[2]", "awful", "dull"]
-    with pytest.raises(InputError, match="4 inputs cannot be predicted, the first one is '!!!'"):
+    with pytest.raises(InputError, match="4 inputs cannot be predicted; the first is '!!!'"):
         next(received)
     said = capsys.readouterr().err
     for name in ("!!!", f"{tmp_path}/table.csv[1]", f"{tmp_path}/empty.txt", ""):

@@ -1,8 +1,8 @@
 """Writes the model card of a version from the results of the earlier steps.
 
 The card is the version's README.md in Hugging Face's format: https://huggingface.co/docs/hub/model-cards. It has front
-matter, instructions to use the model, and the blocks of the evaluation's report. Equal inputs give equal bytes.
-Therefore, version number and date, which the registry determines, are in `version.json` and not in the card.
+matter, instructions for using the model, and the blocks of the evaluation's report. Equal inputs give equal bytes.
+Therefore, the version number and the date, which the registry determines, are in `version.json` and not in the card.
 """
 
 import math
@@ -43,7 +43,7 @@ from tpu_components.serving.params import ServeParams
 
 _CLASSES = 20  # Rows of the table of classes, labels or targets.
 _NAMED = 5  # Regression targets in the first sentence.
-_NAME = 60  # Longest name of a target there, in characters.
+_NAME = 60  # Longest name of a target in that sentence, in characters.
 # From https://huggingface.co/docs/hub/repositories-licenses (August 2026); the hub calls any other licence `other`.
 _HUB_LICENCES = """
     afl-3.0 agpl-3.0 apache-2.0 apple-amlr apple-ascl artistic-2.0 bigcode-openrail-m bigscience-bloom-rail-1.0
@@ -63,7 +63,7 @@ _PIPELINES = {
     (TEXT, MULTI_LABEL): "text-classification",
     (CORPUS, LANGUAGE_MODEL): "text-generation",
 }
-# Our metrics with another name in https://huggingface.co/metrics.
+# Our metrics that have another name in https://huggingface.co/metrics.
 _METRICS = {
     "macro_f1": "f1",
     "micro_f1": "f1",
@@ -155,9 +155,9 @@ def write_card(
 def _front_matter(
     params: DeployParams, manifest: Manifest, evaluation: Evaluation, export: ExportInfo, scores: Sequence[Score]
 ) -> str:
-    """Return the YAML with which the Hugging Face hub finds, shows and compares models, without the lines of dashes.
+    """Return the YAML with which the Hugging Face hub finds, shows and compares models, without the `---` lines.
 
-    There is no `datasets` key, because it may only name data sets of the hub.
+    There is no `datasets` key, because it may name only data sets that are on the hub.
     https://github.com/huggingface/hub-docs/blob/main/modelcard.md
     """
     kind = manifest.input.kind

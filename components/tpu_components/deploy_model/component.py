@@ -42,7 +42,7 @@ def deploy_model(
     licence: str = "",
     notes: str = "",
 ) -> None:
-    """Register a promoted model and, after a health check, make it the champion.
+    """Register a model that passed the gate and, after a health check, make it the champion.
 
     Args:
         records: Records that create_tfrecords wrote.
@@ -101,9 +101,9 @@ def deploy_model(
 
 
 class UnmanagedContainerModel(dsl.Artifact):
-    """A model with its serving container, as `ModelUploadOp` of google-cloud-pipeline-components takes it.
+    """A model with its serving container, in the form that google-cloud-pipeline-components' `ModelUploadOp` takes.
 
-    Name and metadata: google_cloud_pipeline_components/types/artifact_types.py of release 2.22.
+    The type's name and version come from google_cloud_pipeline_components/types/artifact_types.py, release 2.22.
     """
 
     schema_title = "google.UnmanagedContainerModel"
@@ -121,14 +121,14 @@ def make_container_model(
     """Turn an export into the artifact that Google's ModelUploadOp takes as `unmanaged_container_model`.
 
     Args:
-        export: Export of export_model, with the float LiteRT file, which the server loads.
-        serving_image: Image of the server, which `make image-serving` builds, in a registry that Vertex AI can pull
-            from.
+        export: Export that export_model wrote. It must contain the float LiteRT file, which the server loads.
+        serving_image: Image of the server, in a registry from which Vertex AI can pull. `make image-serving` builds
+            this image.
         fingerprint: Digest of the step's `code`. The step does not read it; the platform's cache runs the step again
             when it changes.
 
     Returns:
-        container_model: Copy of the export, with image, port and routes of its server as metadata.
+        container_model: Copy of the export. Its metadata contain the image, port and routes of the server.
     """
     from tpu_components.core.component.step_record import step_record
     from tpu_components.deploy_model.container_model import copy_with_server

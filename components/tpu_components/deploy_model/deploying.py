@@ -41,17 +41,18 @@ def deploy_model(
     output: str | Path,
     registry: Registry | None = None,
 ) -> DeployResult:
-    """Register a promoted model as a version and make it the champion.
+    """Register a model that passed the gate as a version, and make it the champion.
 
-    1. Register the export, and sign it if there is a signing key. If there is a version with an equal model and export,
-       use it.
-    2. Read the version back and verify its signatures, if there is a key to verify.
-    3. Health check: predict examples with the registered export in a new process, and compare with the evaluation.
-    4. If there is an endpoint, deploy the version to it and repeat the health check there.
-    5. Move the alias, if the champion is still the version that the model was compared with.
+    1. Register the export, and sign it if there is a signing key. If a version with the same model and export exists,
+       use that version.
+    2. Read the version back. If there is a verification key, verify the version's signatures.
+    3. Health check: predict examples with the registered export in a new process, and compare the predictions with the
+       evaluation.
+    4. If an endpoint is configured, deploy the version to it and repeat the health check there.
+    5. If the champion is still the version with which the model was compared, move the alias. Otherwise, fail.
 
-    The step can be killed and repeated at any moment with the same result. If a step from 2 to 5 fails, the version
-    stays registered, and the alias and the endpoint's traffic are as before.
+    If the step is killed at any moment and run again, the result is the same. If one of the actions 2 to 5 fails, the
+    version stays registered, and the alias and the endpoint's traffic stay as they were.
 
     Args:
         params: Registry, endpoint, and checks.
@@ -60,10 +61,10 @@ def deploy_model(
         export_dir: Folder that export_model wrote.
         evaluation_dir: Folder that evaluate_model wrote.
         output: Folder for deployment.json, written atomically.
-        registry: Registry of the model. With None, `params.registry` is opened.
+        registry: Registry of the model. If None, `params.registry` is opened.
 
     Raises:
-        InputError: If the gate has not passed this model, the export is one of another model, a folder or the registry
+        InputError: If the gate has not passed this model, the export belongs to another model, a folder or the registry
             is damaged, the champion has changed since the evaluation, this version was rolled back, or its signatures
             are invalid.
         PlatformError: If the health check fails.
@@ -82,14 +83,14 @@ def deploy_model(
         raise InputError(
             f"Cannot deploy a language model to the endpoint {params.endpoint!r}: expected a model of images or "
             "texts, because the health check of an endpoint supports only these. Leave deploy.endpoint out. The model "
-            "is registered all the same."
+            "is registered even without an endpoint."
         )
     export = ExportInfo.load(export_dir)
     if params.endpoint and (reason := export.left_out.get("float")):
         raise InputError(
-            f"Cannot deploy {export_dir} to the endpoint {params.endpoint!r}: its image serves the float LiteRT file, "
-            f"which was not exported, because {reason}. Leave deploy.endpoint out; the model is registered all the "
-            "same. To find this out before training, set export.required=[float]."
+            f"Cannot deploy {export_dir} to the endpoint {params.endpoint!r}: the serving image loads the float "
+            f"LiteRT file, which was not exported, because {reason}. Leave deploy.endpoint out; the model is "
+            "registered even without an endpoint. To find this out before training, set export.required=[float]."
         )
     evaluation = Evaluation.load(evaluation_dir)
     _check_evaluation(evaluation, evaluation_dir, model_dir, manifest)

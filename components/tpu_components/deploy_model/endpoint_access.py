@@ -2,7 +2,7 @@
 
 https://cloud.google.com/vertex-ai/docs/predictions/choose-endpoint-type names four types: public with the service's
 address, public with a dedicated address, private by Private Service Connect, and peered with a network. Only the public
-types are supported, because the health check sends requests to the endpoint before it gets traffic.
+types are supported, because the step sends requests to the endpoint in its health check.
 """
 
 import shlex

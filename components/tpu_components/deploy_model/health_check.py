@@ -20,7 +20,7 @@ from tpu_components.serving.exported import load_model
 
 _SECONDS = 600  # Far more than the largest model needs.
 Predict = Callable[[np.ndarray], Mapping[int, np.ndarray]]
-"""Inputs of the model, dtype[N, …] → float[outputs] by the example's position."""
+"""Function from model inputs, dtype[N, …], to outputs, float[outputs], by the position of the example."""
 
 
 class HealthCheck:
@@ -91,10 +91,10 @@ class HealthCheck:
 def predict_in_fresh_process(version: RegisteredVersion, scratch: Path, inputs: np.ndarray) -> Mapping[int, np.ndarray]:
     """Predict with the registered export in a new process.
 
-    Return float64[outputs] by the example's position.
+    Return the outputs, float64[outputs], by the position of the example.
 
     Raises:
-        RuntimeError: If there is no prediction.
+        RuntimeError: If the process fails or takes too long.
     """
     export_dir = fetch(version, EXPORT_DIR, scratch)
     try:

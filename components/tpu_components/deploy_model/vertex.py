@@ -58,8 +58,8 @@ T = TypeVar("T")
 _MODELS, _ENDPOINTS = "ModelService", "EndpointService"
 _DESCRIPTION_LENGTH = 1000
 _PREDICTION_SECONDS = 120
-# The delay of a traffic change is not documented. Until then the endpoint uses the old split, or fails with "doesn't
-# have traffic_split" (github.com/GoogleCloudPlatform/explainable_ai_sdk/issues/3).
+# It is not documented how long a traffic change takes. Until it takes effect, the endpoint uses the old split, or fails
+# with "doesn't have traffic_split" (github.com/GoogleCloudPlatform/explainable_ai_sdk/issues/3).
 _ROUTING_SECONDS = 600
 _NO_TRAFFIC = "traffic_split"
 _TRIAL_SHARE = 50  # Percentage of the candidate endpoint's requests for a version; usually there is only one.
@@ -92,7 +92,8 @@ class VertexTarget:
 
         The arguments are the same as in `ModelRegistry.register`.
 
-        If the content was uploaded twice, at the same time or after a lost response, the older version is kept.
+        If the content was uploaded twice, at the same time or after a lost response, the version that has an alias is
+        kept or, if neither has one, the older version.
 
         Raises:
             InputError: If the service or the bucket rejects the request.
@@ -132,8 +133,8 @@ class VertexTarget:
     def _store(self, digest: str, model_dir: Path, export_dir: Path, facts: VersionFacts) -> Location:
         """Copy a version's files to the artifacts folder. Return their URI, which is derived from the content.
 
-        For a signed version, the URI is derived from the signature, so that two concurrent writers do not mix their
-        files.
+        For a signed version, the URI also contains a digest of the signature, so that two concurrent writers do not mix
+        their files.
         """
         uri = Location(self._params.artifacts_uri).child(f"{self._registry.model_name}/{digest[:32]}")
         with tempfile.TemporaryDirectory(prefix="version-") as folder:
@@ -192,7 +193,10 @@ class VertexTarget:
         registry.operate(_MODELS, "upload_model", request)
 
     def _settle(self, versions: Sequence[VertexVersion]) -> VertexVersion:
-        """Keep one of several versions with equal content: the one with an alias, or the oldest. Delete the others."""
+        """Of several versions with equal content, keep those with an alias or, if none has one, the oldest.
+
+        Delete the others. Return the first version that is kept.
+        """
         kept = next((version for version in versions if version.aliases), versions[0])
         for version in versions:
             if version.number != kept.number and not version.aliases:
@@ -206,21 +210,21 @@ class VertexTarget:
 
     @contextlib.contextmanager
     def serving(self, version: RegisteredVersion, check: HealthCheck, champion: str | None) -> Iterator[str]:
-        """Deploy the version to the endpoint and yield the endpoint's name. If the block fails, roll back.
+        """Deploy the version and yield the endpoint's name. If the `with` block fails, roll back.
 
         1. Deploy to the candidate endpoint, which has no users, and run the health check.
-        2. Deploy to the endpoint without traffic, then give the version its share of the traffic.
-        3. Run the health check on the endpoint, for responses of this version.
+        2. Deploy to the endpoint, at first without traffic. Then give the version its share of the traffic.
+        3. Run the health check on the endpoint, using only responses of this version.
 
-        If step 2, step 3 or the block fails, the traffic is restored and the version is undeployed. After a successful
-        block, versions of the model without traffic are undeployed. If no endpoint is configured, the name is an empty
-        string.
+        If step 2, step 3 or the block fails, the traffic is restored and the version is undeployed. After the block
+        succeeds, the model's versions that get no traffic are undeployed. If no endpoint is configured, the name is an
+        empty string.
 
         Args:
             version: Version to deploy.
             check: Health check of its predictions.
-            champion: Digest of the champion that the model was compared with. A version that may not be promoted is not
-                deployed.
+            champion: Digest of the champion with which the model was compared, or None if there was no champion. A
+                version that must not be promoted is not deployed either.
 
         Raises:
             PlatformError: If the version does not respond, or if its predictions differ from those of the evaluation.
@@ -328,7 +332,7 @@ class VertexTarget:
         return ""
 
     def _deploy(self, endpoint: str, version: RegisteredVersion) -> str:
-        """Deploy a version to an endpoint without traffic, unless it is deployed. Return the ID of the deployment.
+        """Deploy a version to an endpoint, without traffic, unless it is already deployed. Return the deployment ID.
 
         https://cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.endpoints/deployModel
         """
@@ -359,13 +363,13 @@ class VertexTarget:
     def _undeploy(self, endpoint: str, deployed: str) -> None:
         split = {key: share for key, share in self._get(endpoint).traffic_split.items() if key != deployed and share}
         request = {"endpoint": endpoint, "deployed_model_id": deployed, "traffic_split": scale(split, 100)}
-        with contextlib.suppress(MissingError):  # An earlier response may be lost.
+        with contextlib.suppress(MissingError):  # An earlier call may have succeeded, with its response lost.
             self._registry.backoff(lambda: self._registry.operate(_ENDPOINTS, "undeploy_model", request))
 
     def _route(self, endpoint: str, change: Callable[[dict[str, int]], Mapping[str, int]]) -> None:
         """Change an endpoint's traffic split.
 
-        If another client changes the split at the same time (etag), the change is retried.
+        If another client changes the split at the same time, which the etag shows, the change is retried.
         """
         registry = self._registry
 
@@ -393,8 +397,8 @@ class VertexTarget:
     def _predict(self, endpoint: str, deployed: str, check: HealthCheck, share: int = 100) -> dict[int, np.ndarray]:
         """Send the examples to an endpoint, and return the predictions of one of its deployments.
 
-        The result is float64[outputs] by the example's position. It lacks examples that other deployments answered.
-        The examples are sent again until the deployment has answered at least one.
+        The predictions are float64[outputs], by the position of the example. Examples that other deployments answered
+        are missing. The examples are sent again until the deployment has answered at least one of them.
 
         Args:
             endpoint: Resource name of the endpoint.

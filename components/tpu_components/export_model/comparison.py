@@ -142,7 +142,7 @@ class Judge:
         if code:
             raise InputError(
                 "Cannot check the exported model: expected the process that loads it to succeed, received exit code "
-                f"{code}. Correct the cause, and run export_model again. Its output ends with: {errors.strip()[-2000:]}"
+                f"{code}. Correct the cause, and run export_model again. End of its stderr: {errors.strip()[-2000:]}"
             )
         facts: dict[str, dict[str, Any]] = json.loads(answer.splitlines()[-1])
         for name, measured in facts.items():
@@ -248,7 +248,7 @@ class Scorer:
             )
         if facts["agreement"] < params.min_agreement:
             problems.append(
-                f"it predicts the same as {against} for {facts['agreement']:.4%} of the examples, but "
+                f"only {facts['agreement']:.4%} of its predictions are the same as those of {against}, but "
                 f"{params.min_agreement:.4%} is required"
             )
         return problems

@@ -46,7 +46,8 @@ def export_model(
             left out, with the reason, if they cannot be made or differ too much.
 
     Returns:
-        export: Export: `saved_model/`, `model.tflite`, `model_int8.tflite` and `export.json`.
+        export: Folder with `export.json` and the exported formats: `saved_model/`, `model.tflite` and
+            `model_int8.tflite`.
     """
     inputs = dict(locals())
     from tpu_components.core.component.step_record import run_component

@@ -57,16 +57,16 @@ def export_model(
     """Export a trained model for CPU serving.
 
     Args:
-        params: Required formats, and limits of their difference from the trained model.
+        params: Required formats, and limits for the differences between formats and the trained model.
         records_dir: Folder that create_tfrecords wrote. Its train split is used for calibration, and `params.split` for
             the comparison.
         model_dir: Folder that train_model wrote.
-        output: Folder to write, atomically. It contains export.json and the formats that can be made: saved_model/,
-            model.tflite and model_int8.tflite.
+        output: Folder to write, atomically. It contains export.json and the formats that are not left out, of
+            saved_model/, model.tflite and model_int8.tflite.
 
     Raises:
-        InputError: If the model or the data set is damaged, or if a required format or every format is left out,
-            because it cannot be made or differs too much from the trained model.
+        InputError: If the model or the data set is damaged, or if a required format, or every format, cannot be made or
+            differs too much from the trained model.
     """
     records_dir = Location(records_dir).as_path()
     model_dir = Location(model_dir).as_path()
@@ -90,7 +90,7 @@ def export_model(
 
         from tpu_components.core.models.trained import load_trained_model
 
-        keras.utils.set_random_seed(0)  # Dropout's state is a variable of the SavedModel: the same bytes every time.
+        keras.utils.set_random_seed(0)  # For equal bytes: the state of Dropout is a variable of the SavedModel.
         copy_vocabulary(model_dir, staged, info.input)
 
         def calibrate() -> np.ndarray:
@@ -170,7 +170,7 @@ def _finite(score: float) -> float | None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the log messages and warnings of TensorFlow's converters while the block runs."""
+    """Hide the log messages and warnings of TensorFlow's converters during the `with` block."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -210,7 +210,7 @@ def try_out(
     Args:
         training: Model and hyper-parameters.
         interface: Required input and output of the model.
-        required: Formats that the export must contain. Of these, only the formats whose conversion can fail are tried.
+        required: Formats that the export must contain. Of these, only the formats whose conversion may fail are tried.
         is_timed: Whether to also measure a training step.
 
     Raises:

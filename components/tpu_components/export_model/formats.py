@@ -237,7 +237,7 @@ def write_lite(trained: TrainedModel, path: Path, is_int8: bool) -> str:
             converter.inference_input_type = tf.uint8
     try:
         content = converter.convert()
-    except Exception as error:  # Each of the converter's passes raises another class.
+    except Exception as error:  # Each pass of the converter raises errors of another class.
         operations = sorted(set(re.findall(r"'(tf\.\w+)' op", str(error))))
         raise InputError(
             f"LiteRT does not support part of this model: {', '.join(operations) or describe(error)}. Replace these "

@@ -11,22 +11,23 @@ from tpu_components.export_model.formats import FORMATS
 
 @dataclasses.dataclass(frozen=True)
 class ExportParams:
-    """The required formats, and limits of their differences from the trained model.
+    """The required formats, and limits for the differences between formats and the trained model.
 
     Each field is an input of the component.
 
     Attributes:
-        tolerance: Largest allowed difference between SavedModel or float LiteRT and the trained model, as a probability
-            or in standard deviations of a regression's target.
-        min_agreement: Smallest share of examples for which SavedModel and float LiteRT must predict the same class or
-            labels as the trained model or, for a regression, numbers within a twentieth of a standard deviation.
-        max_int8_accuracy_drop: Accuracy that the int8 format may lose against the trained model. The metric is micro_f1
-            for multi-label data, and r2 for a regression. The format is left out if the loss is significantly larger,
-            with 95% confidence.
-        calibration_examples: Number of training images for the calibration of int8. It is not used for texts.
+        tolerance: Largest allowed difference between predictions of the trained model and of the SavedModel or float
+            LiteRT file, as a probability or, for a regression, in standard deviations of the target.
+        min_agreement: Smallest share of examples for which the SavedModel and the float LiteRT file must agree with the
+            trained model. They agree if they predict the same class or the same labels or, for a regression, numbers
+            that differ by at most a twentieth of a standard deviation.
+        max_int8_accuracy_drop: Largest allowed loss of accuracy of the int8 format compared with the trained model; for
+            multi-label data, loss of micro_f1, and for a regression, of r2. The format is left out if the loss is
+            significantly larger, with 95% confidence.
+        calibration_examples: Number of training images with which int8 is calibrated. Not used for texts.
         split: Split on which the formats are compared with the trained model.
         required: Formats without which the export fails: any of `saved_model`, `float` and `int8`. Other formats are
-            left out, with the reason, if they cannot be made or differ too much.
+            left out, with the reason, if they cannot be made or differ too much from the trained model.
     """
 
     tolerance: Share = 1e-4
@@ -50,7 +51,7 @@ class ExportResult:
         trained_score: The trained model's metric on these examples, or None if it is undefined, like R² of equal
             targets.
         formats: Measurements by format (`saved_model`, `float`, `int8`): file, bytes, the metric, drop_interval (lower
-            and upper bound of the metric's loss against the trained model, each with 95% confidence), agreement,
+            and upper bound of the metric's loss compared with the trained model, each with 95% confidence), agreement,
             max_difference, latency_ms at batch 1 (median), examples_per_second at batch 64, num_compared, and
             most_disagreeing (upper bound, with 95% confidence, of the number of all examples that disagree).
         left_out: Reasons why formats were not exported, by format.

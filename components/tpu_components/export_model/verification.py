@@ -29,16 +29,16 @@ INPUTS_FILE, EXPECTED_FILE, TASK_FILE = "inputs.npy", "expected.npy", "task.json
 ANSWERS_FILE = "answers_{}.npz"  # A format's `answers` to the compared examples, and their indices, `chosen`.
 TEXTS_FILE = "texts.json"  # Strings of all examples, if the model takes strings.
 _BATCH_SIZE = 64
-_REPEATS = 5  # Measurements of each time; the result is the median, with the least and the largest.
+_REPEATS = 5  # Number of measurements of a duration. The result has their median, minimum and maximum.
 _LATENCY_RUNS = 10
-# Number of compared examples that a format is timed with, after all formats are made.
+# Number of compared examples with which a format is timed, after all formats are made.
 _TIMED = 8 * _BATCH_SIZE
-_TEXTS_AT_ONCE = 4 * _BATCH_SIZE  # Batch size of untimed texts: a loop over tokens takes as long for more texts.
+_TEXTS_AT_ONCE = 4 * _BATCH_SIZE  # Batch size of untimed texts: a loop over tokens takes no longer for more texts.
 _ENCODED_CHECKED = 8
-# Largest number of compared examples, for any format and for a file that takes one example at a time: each costs some
-# seconds of a core. `most_disagreeing` bounds the error of the sample.
+# Largest number of compared examples, for most formats, and for a file that takes one example at a time. Both take a
+# core some seconds. `most_disagreeing` bounds the error of the sample.
 _SAMPLED, _SAMPLED_ONE_AT_A_TIME = 10_000, 2000
-_TIE = 1e-6  # Characters whose probabilities differ by less count as equally likely.
+_TIE = 1e-6  # Characters whose probabilities differ by less than this count as equally likely.
 # Prefixes of operations that exist only on other devices.
 _DEVICE_OPS = ("TPU", "Xla", "CollectiveReduce", "NcclAllReduce")
 
@@ -55,7 +55,7 @@ _spec.loader.exec_module(lite)
 
 
 class DisagreementError(Exception):
-    """A format loads, but its predictions are wrong, or it contains operations for other devices than a CPU."""
+    """A format loads, but its predictions are wrong, or it contains operations that a CPU cannot run."""
 
 
 def _saved_model(path: Path, answer: str) -> tuple[Predict, Any]:

@@ -27,11 +27,11 @@ def import_model(
     code: str = "",
     name: str = "",
 ) -> None:
-    """Import a model that another program trained, as the model that the other steps take.
+    """Import a model that another program trained, so that the other steps can use it.
 
     Args:
         records: Records that create_tfrecords wrote.
-        model: A .keras file, a SavedModel, or a folder that contains one of them: the output of another step, or of
+        model: A .keras file, a SavedModel, or a folder that contains one of them, from another step or from
             dsl.importer.
         fingerprint: Digest of the step's `code`. The step does not read it; the platform's cache runs the step again
             when it changes.
@@ -49,7 +49,7 @@ def import_model(
         name: Name of the model in reports. Empty means the name of its file.
 
     Returns:
-        trained: Model for the steps that take one from train_model.
+        trained: Model in the format of train_model, for the other steps.
     """
     inputs = dict(locals())
     from tpu_components.core.component.step_record import run_component

@@ -177,7 +177,7 @@ class _Imported:
         """
         answers = predict(self.model, examples, _BATCH)
         if self._params.outputs == LOGITS and self._interface.task_name == CLASSIFICATION:
-            # The layer of the activation is the last one, whatever the program that wrote the model.
+            # The last layer is the activation, no matter which program wrote the model.
             scores = keras.Model(self.model.inputs[0], self.model.layers[-1].input)
             if self._are_probabilities(predict(scores, examples, _BATCH)):
                 raise InputError(
@@ -205,7 +205,7 @@ class _Imported:
         return are_shares and is_one
 
     def _range(self, own: tuple[float, float] | None, why: str) -> tuple[float, float]:
-        """Return the range of the model's input pixels: the detected range or, without one, the parameter.
+        """Return the range of the model's input pixels: the detected range or, if there is none, the parameter.
 
         Args:
             own: Range that was detected in the model, or None.

@@ -12,7 +12,7 @@ from tpu_components.kfp.step_component import StepComponent
 from tpu_components.kfp.wrapped_component import WrappedComponent, called, require_component
 from tpu_components.predict_batch.component import list_inputs
 
-# The component that lists what each of these components reads. It has the same inputs.
+# For each component that reads a source, the component that lists this source. Both have the same inputs.
 _LISTERS = {"create_tfrecords": list_source, "predict_batch": list_inputs}
 
 

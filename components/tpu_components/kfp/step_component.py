@@ -32,7 +32,7 @@ from tpu_components.core.sources.source_ref import SourceRef
 from tpu_components.evaluate_model.params import RULES, Bound, EvaluateParams, find_suspects
 from tpu_components.kfp.wrapped_component import called, require_names
 
-# Required inputs whose value is not part of any rule about other inputs: these rules are checked without it.
+# Stand-ins for required inputs whose values are not known yet, so that rules about the other inputs can be checked.
 _STAND_INS = {"source": "sklearn:digits", "model": "digits_cnn"}
 _READY_MODEL = re.compile(r"[\w-]+")  # Other names are files or modules, which only the image has.
 
@@ -117,9 +117,9 @@ class StepComponent(PythonComponent):
         if image in (LOCAL_IMAGE, LOCAL_BEAM_IMAGE) and not runs_here():
             name = called(self)
             warnings.warn(
-                f"{name} has the image {image!r}, which only the machine that built it has, so platforms cannot run "
-                f'it. Use with_images("REGISTRY/NAME@sha256:…").{name}. To run the pipeline with kfp.local instead, '
-                "call kfp.local.init before you define it.",
+                f"{name} has the image {image!r}, which exists only on the machine that built it, so platforms cannot "
+                f'run it. Use with_images("REGISTRY/NAME@sha256:…").{name}. To run the pipeline with kfp.local '
+                "instead, call kfp.local.init before you define it.",
                 PipelineWarning,
                 stacklevel=3,
             )
@@ -276,7 +276,7 @@ def _checked(inputs: Mapping[str, Any], params: type) -> dict[str, Any]:
     received = {name: value for name, value in inputs.items() if name in fields}
     constants = {name: value for name, value in received.items() if is_constant(value)}
     for name, value in received.items():
-        if fields[name].kind == Mapping[str, Bound] and isinstance(value, Mapping):  # The names are known in any case.
+        if fields[name].kind == Mapping[str, Bound] and isinstance(value, Mapping):  # The names are always known.
             constants[name] = {key: part if is_constant(part) else 0.0 for key, part in value.items()}
     read = read_some(constants, params)
     whole = {name: _STAND_INS.get(name) for name in received} | constants

@@ -80,7 +80,7 @@ def require_component(component: Any, function: str) -> None:
         if component.wrapper == function:
             advice = f"Call {function} only once, with the component itself."
         raise InputError(
-            f"{function} takes a component of KFP. Received: the result of {component.wrapper} for "
+            f"{function} takes a KFP component. Received: the result of {component.wrapper} for "
             f"{called(component)}. {advice}"
         )
     if not isinstance(component, BaseComponent):
@@ -88,4 +88,4 @@ def require_component(component: Any, function: str) -> None:
         advice = "Decorate your function with @dsl.component, or load a component with kfp.components."
         if hasattr(component, "train_model"):
             advice = f"Choose one of its components, as in {function}(steps.train_model, …)."
-        raise InputError(f"{function} takes a component of KFP. Received: {received}. {advice}")
+        raise InputError(f"{function} takes a KFP component. Received: {received}. {advice}")

@@ -1,7 +1,7 @@
 """Runs predictions as an Apache Beam pipeline, on any runner.
 
-The process of the step lists the source, and writes a task for each file of predictions. Each worker predicts the
-examples of some tasks, and writes their files. The process shares this folder with the workers:
+The step's process lists the source, and writes a task for each file of predictions. Each worker predicts the examples
+of some tasks, and writes their files. The process shares this folder with the workers:
 
 TEMP/JOB          tasks and finished files, see `resume_state`; TEMP is the option `temp_location`
 TEMP/JOB/export   copy of a local model, for workers on other machines
@@ -27,7 +27,7 @@ def options_of(params: PredictParams, export: str) -> dict[str, str]:
     """Check the options of the pipeline. Return them with the defaults that the runner needs.
 
     Raises:
-        InputError: If Beam is not installed, an option is unknown, or the runner needs another option.
+        InputError: If Beam is not installed, an option is unknown, or an option that the runner needs is missing.
     """
     reads = {"the source": location_of(params.source_ref), "the model": export if Location(export).is_remote else ""}
     return complete(params.beam_options, reads)

@@ -1,4 +1,4 @@
-"""KFP components of predict_batch: on one machine, or by Beam. Also a step that lists the examples.
+"""KFP components that predict a source, on one machine or with Beam, and one that only lists its examples.
 
 The inputs after `*`, and their part of `Args:`, are the fields of PredictParams: `python -m tests.evidence.generated`
 writes them.
@@ -55,7 +55,7 @@ def predict_batch(
             stored below `temp_location`, which must be in a bucket for a `runner` on other machines.
 
     Returns:
-        predictions: Predictions in files of examples, `set_aside.jsonl` and `predictions.json`.
+        predictions: Folder with the files of predictions, `set_aside.jsonl` and `predictions.json`.
         Output: Number of predictions.
     """
     inputs = dict(locals())
@@ -81,13 +81,13 @@ def list_inputs(
     engine: str = "local",
     beam_options: Dict[str, str] = {},
 ) -> str:
-    """List the examples of predict_batch, with the same inputs. Return a digest of their current content.
+    """List the examples that predict_batch would predict with these inputs, and return a digest of their content.
 
-    This step always runs, because a platform's cache identifies data only by their path. The digest is an input of the
-    next step, so that the cache detects changed data.
+    This step always runs, because a platform's cache identifies data only by their path. The digest is an input of
+    predict_batch, so that the cache detects changed data.
 
     Args:
-        export: Export that export_model wrote. It knows the columns of the training data.
+        export: Export that export_model wrote. It contains the column names of the training data.
         source: Kind and place of the examples, as in create_tfrecords, or `records:DIR` for records that
             create_tfrecords wrote. Labels are not needed: `images:DIR` and `text:DIR` take every file below the folder.
         columns: Names of a table's columns for `path`, `text` and `id`, if they differ from those of the training data,
@@ -129,20 +129,20 @@ def predict_with_beam(
 ) -> int:
     """Predict every example on the workers of a Beam runner. Return the number of predictions.
 
-    `asked` contains the parameters of predict_batch.
+    `asked` contains the parameters of predict_batch other than the source.
 
     Args:
         export: Export that export_model wrote.
         source: Kind and place of the examples, as in predict_batch.
         asked: Other inputs of predict_batch by name, such as {"use_int8": true}. Inputs that are left out have their
-            defaults.
+            default values.
         data_version: Digest of the source's content; `on_current_data` sets it. The step does not read it; the
             platform's cache runs the step again when it changes.
         fingerprint: Digest of the step's `code`. The step does not read it; the platform's cache runs the step again
             when it changes.
 
     Returns:
-        predictions: Predictions in files of examples, `set_aside.jsonl` and `predictions.json`.
+        predictions: Folder with the files of predictions, `set_aside.jsonl` and `predictions.json`.
         Output: Number of predictions.
     """
     inputs = {**asked, **locals(), "engine": "beam"}

@@ -180,7 +180,7 @@ def read_inputs(model: ExportedModel, stored: AnyInput | None, examples: Selecti
         stored: See `Inputs`.
         examples: The examples to read.
     """
-    if stored is not None:  # Records are read in large pieces, so that threads would not help.
+    if stored is not None:  # Records are read in large pieces, so threads would not help.
         examples = dataclasses.replace(examples, root="", contents=read_frames(examples.root, examples.keys))
     return examples.read_each(functools.partial(read_input, model, stored))
 
@@ -207,7 +207,7 @@ def _read_record(model: ExportedModel, frame: bytes, stored: AnyInput) -> Exampl
         else:
             pixels = read_image(content, stored.stored_rule).pixels
         return _read_example(model, key, np.ascontiguousarray(middle(pixels[None], stored.shape)[0]))
-    except InputError:  # A ValueError, too.
+    except InputError:  # An InputError is a ValueError, too.
         raise
     except (KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
         raise DamagedRecordError(f"not a record of create_tfrecords: {error!r}") from error

@@ -26,8 +26,8 @@ class PredictParams:
             create_tfrecords wrote. Labels are not needed: `images:DIR` and `text:DIR` take every file below the folder.
         columns: Names of a table's columns for `path`, `text` and `id`, if they differ from those of the training data,
             for example {"path": "filename"}.
-        keep: Columns of a table, or fields of JSON files in archives, to copy to each prediction. The `id` is always
-            copied.
+        keep: Columns of a table, features of TFRecords, or fields of the JSON files in webdataset archives, to copy to
+            each prediction. The `id` is always copied.
         form: Format of the files: `jsonl`, with a line for each example, or `parquet`, which needs
             `tpu-pipelines[parquet]`.
         use_int8: Use the int8 model instead of the float model.
@@ -35,9 +35,9 @@ class PredictParams:
         num_workers: Number of processes. 0 means one per available CPU.
         engine: Where examples are predicted: `local`, by processes of this machine, or `beam`, by the workers of an
             Apache Beam runner. Both write the same bytes.
-        beam_options: Options of the Beam pipeline by Beam's names, for example `runner`, `region`,
+        beam_options: Options of the Beam pipeline, under Beam's names, for example `runner`, `region`,
             `worker_machine_type` and `max_num_workers`. For an option without a value, use "". Finished files are
-            stored below `temp_location`, which must be in a bucket for a `runner` on other machines.
+            stored below `temp_location`, which must be in a bucket if the `runner` uses other machines.
     """
 
     source: str
@@ -58,7 +58,7 @@ class PredictParams:
                 f"keep={list(self.keep)}. Remove this name, or rename the column."
             )
         if self.form == PARQUET:
-            import pyarrow  # noqa: F401 (fails now, and not after all is predicted)
+            import pyarrow  # noqa: F401 (fails now, not after everything is predicted)
         require_names(self.beam_options)
 
     @functools.cached_property

@@ -73,7 +73,7 @@ def file_name(number: int, num_files: int, form: str) -> str:
 
 
 def inputs_version(params: PredictParams, export: str) -> str:
-    """Return a digest that changes when the files with the examples to predict change.
+    """Return a digest that changes when the files that contain the examples to predict change.
 
     Raises:
         InputError: If the model or the source cannot be used.

@@ -37,7 +37,7 @@ def main() -> int:
         arguments = parser.parse_args()
         arguments.verify = key_to_verify(getattr(arguments, "verify", None), os.environ)
         if not arguments.export_dir:
-            parser.error("no export to serve: give EXPORT_DIR, or set AIP_STORAGE_URI")
+            parser.error("no export to serve: pass EXPORT_DIR, or set AIP_STORAGE_URI")
         params = params_from(vars(arguments), ServeParams)
         from tpu_components.serving.server import serve
 

@@ -37,10 +37,11 @@ from tpu_components.serving.instances import (
 from tpu_components.serving.metrics import Metrics
 from tpu_components.serving.params import ServeParams
 
-_MAX_THREADS = 4  # Of those that parse requests and decode small images.
+_MAX_THREADS = 4  # Largest number of threads that parse requests and decode small images.
 _RENDERED_AT_ONCE = 100  # Largest number of probabilities that the event loop renders itself.
 _CLIENT_LEFT = 499  # nginx's status for a client that has disconnected. Only the log shows it.
-# Most bodies that arrive in chunks at a time. A chunk costs h11 some 7 µs, so a body in chunks of a byte takes seconds.
+# Largest number of bodies that may arrive in chunks at the same time. h11 needs about 7 µs for a chunk, so a body in
+# chunks of one byte takes seconds.
 _MAX_CHUNKED = 4
 _STATUSES = {InputError: 400, TooLargeError: 413, ClientDisconnect: _CLIENT_LEFT}
 
@@ -181,7 +182,7 @@ class Application:
     async def _is_ready(self, request: Request) -> Response:
         """Respond with 200 if the server, or the model that the path names, is ready, otherwise with 503.
 
-        Another name than the model's gets 404, but only after the model is loaded.
+        If the path names another model, the response is 404, but only after the model is loaded.
         """
         is_ready = self._model is not None
         name = self._named_model(request)[0] if is_ready else request.path_params.get("name", "")
@@ -255,7 +256,7 @@ class Application:
                         raise ClientDisconnect
                     await run(self._image_thread, asked.decode, number)
                 outputs = await self._batcher.predict(asked.inputs)
-                if outputs.size > _RENDERED_AT_ONCE:  # The others take some 50 µs, as a thread switch does.
+                if outputs.size > _RENDERED_AT_ONCE:  # Smaller outputs take about 50 µs, as long as a thread switch.
                     content = await run(self._threads, render, outputs, asked)
                 else:
                     content = render(outputs, asked)

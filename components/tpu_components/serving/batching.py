@@ -40,7 +40,7 @@ class Batcher:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run the thread that executes the model while the `async with` block runs. `predict` needs this thread."""
+        """During the `async with` block, run the thread that executes the model. `predict` needs this thread."""
         with ThreadPoolExecutor(1, "model") as thread:
             task = asyncio.create_task(self._run(thread))
             try:

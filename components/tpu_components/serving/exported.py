@@ -39,7 +39,7 @@ class ExportedModel:
     """A loaded model that predicts on a CPU.
 
     Attributes:
-        name: Name of the model in the registry, or the file from which it was imported.
+        name: Name of the model in the configuration, for example `digits_cnn`, or the name under which it was imported.
         class_names: Class names in the order of the outputs. For a regression, names of the targets.
         input: Input of the model.
         predict: Prediction function for a batch of N >= 1 inputs. It returns float32[N, outputs]: class probabilities,
@@ -206,7 +206,7 @@ def _signature(path: Path, name: str) -> tuple[Callable[..., dict[str, np.ndarra
     signature = loaded.signatures[name]
 
     def call(**inputs: np.ndarray) -> dict[str, np.ndarray]:
-        _ = loaded  # Kept, since TensorFlow frees the variables with the object.
+        _ = loaded  # Kept, because TensorFlow frees the variables together with this object.
         outputs = signature(**{key: tf.constant(value) for key, value in inputs.items()})
         return {key: value.numpy() for key, value in outputs.items()}
 

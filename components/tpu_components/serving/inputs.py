@@ -75,7 +75,7 @@ def continue_texts(
         export_dir: Folder that export_model wrote.
         prompts: Texts to continue. Characters that are not in the training text become the unknown token. `-` reads
             stdin: one text per line, or JSON in the format of the server.
-        length: Characters to generate per prompt, at least 1.
+        length: Number of characters to generate for each prompt, at least 1.
         temperature: Sampling temperature. 1 samples from the probabilities, a lower value prefers probable characters,
             and 0 always takes the most probable character.
         seed: Seed of the sampling. Equal seeds give equal texts on the same kind of machine.
@@ -138,10 +138,11 @@ def predict_inputs(
 
     Args:
         export_dir: Folder that export_model wrote.
-        inputs: For a model of images: image files, folders of them, or .npy/.npz files of uint8[N, height, width(,
-            channels)] arrays; arrays of labels (`y_test` next to `x_test`) are ignored, and images of another size are
-            resized. For a model of texts: files, folders of them, .csv, .tsv and .jsonl files, .npy/.npz files of
-            str[N], or strings. `-` reads stdin. A line of a .jsonl file, or of stdin, is a text or `{"text": "…"}`.
+        inputs: For a model of images: image files, which are resized if necessary, folders of them, or .npy/.npz files
+            with arrays uint8[N, height, width(, channels)]. Arrays of labels, such as `y_test` next to `x_test`, are
+            ignored. For a model of texts: text files, folders of them, .csv, .tsv and .jsonl files, .npy/.npz files
+            with arrays str[N], or the texts themselves. `-` reads stdin. A line of a .jsonl file, or of stdin, is a
+            text or `{"text": "…"}`.
         top: Number of classes to return. Labels and regression values are always all returned.
         use_int8: Use the int8 model instead of the float model.
         lines: Whether a text file contains one text per line, instead of a single text.
@@ -156,8 +157,8 @@ def predict_inputs(
     model = load_model(export_dir, use_int8)
     if isinstance(model.reader, PromptReader):
         raise InputError(
-            f"Cannot predict with {export_dir}: it is a language model, which can only continue texts. Give texts "
-            "without the options for classes."
+            f"Cannot predict classes with {export_dir}: it is a language model, which can only continue texts. Use the "
+            "command `tpu-pipelines predict` with texts."
         )
     unread: list[str] = []
     losses: list[Mapping[str, int]] = []
@@ -170,7 +171,7 @@ def predict_inputs(
         print(paragraph(message), file=sys.stderr)
     if unread:
         raise InputError(
-            f"{len(unread)} inputs cannot be predicted, the first one is {unread[0]}. The lines above give the "
+            f"{len(unread)} inputs cannot be predicted; the first is {unread[0]}. The lines above give the "
             "reasons. All other inputs were predicted. Repair or remove these inputs."
         )
 
@@ -192,8 +193,8 @@ def _read_inputs(
     def read_file(path: str) -> _Named:
         if path.lower().endswith(_PARQUET_SUFFIX):
             raise InputError(
-                f"Cannot predict {path} without an output file. Pass the source parquet:{path} to predict_batch, or to "
-                "the command `tpu-pipelines predict` with an output file."
+                f"Cannot predict {path} without an output file. Pass the source parquet:{path} and an output file to "
+                "the command `tpu-pipelines predict`, or use the step predict_batch with this source."
             )
         if isinstance(reader, Tokenizer):
             return _encode(*_read_texts(path, lines, column), reader, unread)
@@ -273,7 +274,7 @@ def _texts_in(lines: Iterable[bytes], place: str) -> Iterator[str]:
     """Yield the texts of lines, one per line, as plain text or as `{"text": "…"}`.
 
     Args:
-        lines: The lines, with or without their ends.
+        lines: The lines, with or without line breaks.
         place: Name of the file, or `stdin`, for error messages.
     """
     for number, line in enumerate(lines, 1):

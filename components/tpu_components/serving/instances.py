@@ -38,11 +38,11 @@ from tpu_components.serving.params import ServeParams
 
 Reader = ImageInput | Tokenizer | PromptReader
 
-_PICTURE = re.compile(rb"\xff\xd8\xff|\x89PNG|RIFF|GIF8|BM")  # curl --data-binary names no type of content.
+_PICTURE = re.compile(rb"\xff\xd8\xff|\x89PNG|RIFF|GIF8|BM")  # curl --data-binary does not send the image's media type.
 _TOP, _CLASS, _BYTES = "top", "class", "BYTES"
 _V2_REQUEST_KEYS = ("id", "model_name", "parameters", "inputs", "outputs")  # KServe's client sends `model_name`.
 _V2_TENSOR_KEYS = ("name", "shape", "datatype", "parameters", "data")
-# With these, clients ask for Triton's binary tensors, or announce them.
+# With these, clients request Triton's binary tensors, or announce that they send them.
 BINARY_HEADER = "Inference-Header-Content-Length"
 _BINARY_KEYS = ("binary_data_size", "binary_data", "binary_data_output")
 _MOST_DIMENSIONS = 8
@@ -176,7 +176,7 @@ def _parse_image(body: bytes | bytearray, wanted: Reader, limits: ServeParams, t
 
 
 def _open_instances(instances: Sequence[Any], wanted: Reader, limits: ServeParams, **asked: Any) -> PredictRequest:
-    """Parse instances in the form that `parse_request` describes. `asked` are further fields of the result."""
+    """Parse instances in the form that `parse_request` describes. `asked` contains further fields of the result."""
     inputs = np.empty((len(instances), *wanted.shape), wanted.dtype)
     request = PredictRequest(inputs, **asked)
     num_pixels = 0
@@ -242,7 +242,7 @@ def load_json(body: bytes | bytearray) -> Any:
         return from_json(body.decode(json.detect_encoding(body)), allow_inf_nan=False)
     except ValueError as error:
         raise InputError(
-            f'The body must be JSON, such as {{"instances": […]}}. Received another body: {error}.'
+            f'The body must be JSON, such as {{"instances": […]}}, but it cannot be parsed: {error}.'
         ) from error
 
 
@@ -372,7 +372,7 @@ def parse_infer(
 ) -> PredictRequest:
     """Parse a V2 inference request with one tensor.
 
-    The tensor contains UINT8 pixels, or BYTES of texts or of image files in Base64.
+    The tensor contains UINT8 pixels, or BYTES: texts, or image files in Base64.
 
     Args:
         body: The request, in JSON.
@@ -448,7 +448,7 @@ def _check_parameters(described: Mapping[str, Any]) -> None:
 
 
 def _read_outputs(request: Mapping[str, Any], model: ExportedModel) -> Sequence[str]:
-    """Return the names of the outputs that a V2 request asks for, or of all outputs if it names none."""
+    """Return the names of the outputs that a V2 request asks for, or of all outputs if the request names none."""
     outputs = request.get("outputs")
     known = [TASKS[model.task].answer, *([_CLASS] if model.task == CLASSIFICATION else [])]
     if not outputs:

@@ -31,7 +31,7 @@ def load_predictor(path: Path, num_threads: int, factor: Any = 1.0, addend: Any 
 
     Args:
         path: The file.
-        num_threads: Threads of one call.
+        num_threads: Number of threads for one call.
         factor: Factor by which the outputs are multiplied.
         addend: Number that is added to the multiplied outputs.
     """

@@ -22,7 +22,7 @@ _ROUTE = Pattern(r"/[^{}?#]*", "a path that starts with '/'")
 VERIFY_VARIABLE = "TPU_PIPELINES_VERIFY_KEY"
 _VARIABLES = {"AIP_HTTP_PORT": "port", "AIP_HEALTH_ROUTE": "health_route", "AIP_PREDICT_ROUTE": "predict_route"}
 
-_METRICS = "was removed. Use Prometheus: the server's /metrics contains predictions by class, confidences and times."
+_METRICS = "was removed. Use Prometheus: the server's /metrics shows predictions by class, confidences and durations."
 # Flags of earlier versions, each with the sentence that says what replaces it.
 REMOVED_FLAGS: Mapping[str, str] = {
     "--max-connections": "--max-connections was removed. Use --max-requests, and the system's limit of open files "
@@ -38,30 +38,31 @@ class ServeParams:
 
     Attributes:
         host: Address to listen on. 0.0.0.0 means all addresses of this machine.
-        port: Port to listen on. 0 takes a free port.
+        port: Port to listen on. 0 means any free port.
         health_route: Path of the health check: GET returns 200 while the model is ready, otherwise 503.
-        predict_route: Path of predictions, for POST requests.
-        model_name: Name in the routes of KServe's protocols, as in /v1/models/NAME:predict. The default is the name of
-            the registered model, otherwise of the run (from the export's path), otherwise of the exported model.
+        predict_route: Path for prediction requests, which use POST.
+        model_name: Name of the model in the routes of KServe's protocols, as in /v1/models/NAME:predict. The default is
+            the name of the registered model or of the run to which the export belongs, according to its path. If the
+            path names neither, the default is the name that the export contains.
         int8: Serve the int8 model instead of the float model.
         num_threads: Threads for one batch. 0 means one per available CPU.
         max_batch_size: Largest number of instances in a batch. Waiting requests are batched together.
         max_wait_ms: Milliseconds that an idle model waits for more requests after the first. On a CPU, an image costs
             as much in a batch as alone, so waiting gains little.
-        max_requests: Largest number of requests in flight with a complete body. Above it, a request gets 503 and
-            Retry-After.
-        max_instances: Largest number of instances in a request. With more, the request gets 413.
+        max_requests: Largest number of requests in progress whose bodies have arrived completely. Further requests get
+            503 with Retry-After.
+        max_instances: Largest number of instances in a request. A request with more instances gets 413.
         max_body_bytes: Largest size of a request's body, in bytes. A larger body gets 413. The default is the limit of
             Vertex AI's public endpoints.
         max_image_pixels: Largest number of pixels of an image file. A larger image gets 400 and is not decoded.
             Decoding takes 3 to 7 bytes per pixel.
-        max_request_pixels: Largest number of pixels of all image files of a request. With more, the request gets 413.
-            An image that is smaller than the model's input counts as many pixels as the model's input.
-        max_held_bytes: Limit of the memory for bodies and instances of all requests together, in bytes. Above it, a
-            request gets 503. A request that exceeds the limit alone gets 413.
+        max_request_pixels: Largest number of pixels of all image files of a request together. A request with more
+            pixels gets 413. An image that is smaller than the model's input counts as many pixels as the model's input.
+        max_held_bytes: Largest memory, in bytes, for the bodies and instances of all requests together. A request for
+            which too little of this memory is free gets 503. A request that needs more than all of it gets 413.
         verify: Public key: PEM text, or the path of a PEM file, local or on gs://. The export is loaded only if its
-            signature and the signature of its registered version are valid. The default is TPU_PIPELINES_VERIFY_KEY. If
-            neither is set, signatures are not checked.
+            signature and the signature of its registered version are valid. The default is the value of
+            TPU_PIPELINES_VERIFY_KEY. If neither is set, signatures are not checked.
     """
 
     host: str = "127.0.0.1"

@@ -35,9 +35,9 @@ from tpu_components.serving.params import ServeParams
 # Longer than the keep-alive of Google's load balancers (600 s), which would otherwise use connections that are closed:
 # https://cloud.google.com/load-balancing/docs/https#timeouts_and_retries
 _KEEP_ALIVE_SECONDS = 620
-# A client has once to twice this time to send the head of a request, or to read its response.
+# A client has between one and two times this long to send the head of a request, or to read its response.
 SILENCE_SECONDS = 15.0
-# Bytes that a connection gives h11 at a time. In chunks of a byte they take it 2 ms, and the other connections wait.
+# Bytes that a connection passes to h11 at a time. In chunks of one byte, they take 2 ms, while other connections wait.
 _READ_BYTES = 2048
 SHUTDOWN_SECONDS = 25  # Kubernetes kills the container after 30.
 
@@ -86,10 +86,10 @@ def _name_by_place(place: str) -> str:
 
 @contextlib.contextmanager
 def _signals_ignored() -> Iterator[None]:
-    """Ignore SIGTERM and SIGINT in the block.
+    """Ignore SIGTERM and SIGINT during the `with` block.
 
-    uvicorn handles these signals while it serves, and raises them again when it has stopped. They must not end the
-    process then, since the exit code would not be 0.
+    uvicorn handles these signals while it serves, and raises them again when it has stopped. If they ended the process
+    then, its exit code would not be 0.
     """
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -108,11 +108,11 @@ async def _serve(listener: socket.socket, load: Callable[[], ExportedModel], par
     try:
         await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
-            serving.result()  # Raises the error if it is not a signal that ended it.
-            os._exit(0)  # The signal came while the model is loaded; a download would delay the exit.
+            serving.result()  # Raises the error, unless a signal has ended the server.
+            os._exit(0)  # The signal came while the model was loading; waiting for a download would delay the exit.
         model = loading.result()
         gc.collect()
-        gc.freeze()  # A full collection stops all threads, and would look through all that was imported: some 30 ms.
+        gc.freeze()  # A full collection stops all threads, and would inspect all imported objects, for about 30 ms.
         async with application.ready(model):
             print(printable(_announce(model, listener, params)), flush=True)
             await serving
@@ -159,7 +159,7 @@ async def close_silent_connections(server: uvicorn.Server) -> None:
     before: set[Any] = set()
     while True:
         await asyncio.sleep(SILENCE_SECONDS)
-        # With its request, since a connection that sends one after the other is not silent.
+        # Each with its current request, because a connection that sends one request after another is not silent.
         connections: set[Any] = server.server_state.connections
         silent = {(each, each.cycle) for each in connections if _is_silent(each)}
         for connection, _ in silent & before:
@@ -192,7 +192,7 @@ def listen(host: str, port: int) -> socket.socket:
 
     Args:
         host: Address of an interface of this machine, IPv4 or IPv6, or its name.
-        port: Port. 0 takes a free port.
+        port: Port. 0 means any free port.
 
     Raises:
         InputError: If the address cannot be used.
@@ -204,8 +204,8 @@ def listen(host: str, port: int) -> socket.socket:
         raise InputError(
             f"Cannot listen on {host}:{port}: {reason}. Choose another --port (0 takes a free port) or --host."
         ) from error
-    # Connections inherit it. asyncio sets it only for sockets with an explicit protocol. Without it, the body of every
-    # response waits 40 ms for the acknowledgement of its head.
+    # Connections inherit this option. asyncio sets it only for sockets with an explicit protocol. Without it, the body
+    # of every response waits 40 ms for the acknowledgement of its head.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 

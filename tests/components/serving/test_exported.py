@@ -87,7 +87,7 @@ def test_a_folder_is_answered_but_for_what_cannot_be_read(export_dir, tmp_path, 
     answered = [next(predictions).name.removeprefix(f"{tmp_path}/") for _ in range(4)]
     assert answered == ["a.png", "c.PNG", "elsewhere/d.png", "elsewhere/d.png"]
     with pytest.raises(
-        InputError, match=rf"1 inputs cannot be predicted, the first one is {tmp_path}/b.jpg. The lines above"
+        InputError, match=rf"1 inputs cannot be predicted; the first is {tmp_path}/b.jpg. The lines above"
     ):
         next(predictions)
     assert f"left out: Cannot read {tmp_path}/b.jpg: not an image" in capsys.readouterr().err

@@ -594,7 +594,7 @@ def test_what_the_platform_does_not_have_is_refused_when_the_pipeline_is_written
 def test_a_component_is_put_on_one_machine_after_it_has_its_image(platform, component):
     placed = tp.on_machine(component, "v5e-4", platform=platform)
     received = (
-        f"takes a component of KFP. Received: the result of on_machine for {component.name.replace('-', '_')}. Call "
+        f"takes a KFP component. Received: the result of on_machine for {component.name.replace('-', '_')}. Call "
     )
     with pytest.raises(InputError, match=re.escape(f"on_machine {received}on_machine only once")):
         tp.on_machine(placed, "v6e-1", platform=platform)
