@@ -16,7 +16,7 @@ def check_access(endpoint: Any, params: DeployParams) -> None:
     """Check that an existing endpoint has the access type of the parameters. The type cannot be changed.
 
     Raises:
-        InputError: If the endpoint is private, or has the other access type.
+        InputError: If the endpoint is private, or its access type differs from that of the parameters.
     """
     if endpoint.network or endpoint.private_service_connect_config.enable_private_service_connect:
         _, project, _, region, _, name = endpoint.name.split("/")
@@ -33,6 +33,6 @@ def check_access(endpoint: Any, params: DeployParams) -> None:
     if received != params.endpoint_access:
         raise InputError(
             f"Cannot deploy to {endpoint.name}: the existing endpoint is {received}, expected "
-            f"{params.endpoint_access}. The access of an endpoint cannot be changed. Name another deploy.endpoint, or "
-            "set deploy.endpoint_access to that of the endpoint."
+            f"{params.endpoint_access}. The access of an endpoint cannot be changed. Set deploy.endpoint to another "
+            f"name, or set deploy.endpoint_access={received}."
         )

@@ -80,8 +80,8 @@ class DeployParams:
         lineage: Additional facts to record with the version, by name. A pipeline passes `run`, `config` and `code`.
         preflight: Output `footprint` of preflight_training, to record with the version: `machine`, `step_ms`,
             `peak_bytes`, `usd_per_hour` and so on. A pipeline passes this value. Otherwise, leave it empty.
-        licence: Identifier of the model's licence for the model card, from SPDX's or Hugging Face's list, for example
-            `apache-2.0`. If empty, the card states no licence.
+        licence: Licence of the model, for the model card: an identifier from SPDX's or Hugging Face's list, for example
+            `apache-2.0`. If this is empty, the card states no licence.
         notes: Your text for the model card. It is shown literally. It must not contain two opening braces in a row,
             because pipelines use them for placeholders.
     """

@@ -219,7 +219,7 @@ def write_lite(trained: TrainedModel, path: Path, is_int8: bool) -> str:
 
     The int8 model of images is calibrated, and takes uint8. A model with a loop cannot be calibrated: only its weights
     are int8, activations are quantised while the model runs, and the state between two steps stays float32. The file of
-    a regression gives standardised numbers, because one int8 scale for all outputs in the targets' units would lose
+    a regression returns standardised numbers, because one int8 scale for all outputs in the targets' units would lose
     precision for targets with small values, or with a small spread around a large mean.
     """
     function = _trace(trained)

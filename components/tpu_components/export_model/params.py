@@ -48,8 +48,8 @@ class ExportResult:
     Attributes:
         num_examples: Number of compared examples.
         judged: Metric that is compared: `accuracy` (of the next character for a language model), `micro_f1` or `r2`.
-        trained_score: The trained model's metric on these examples, or None if it is undefined, like R² of equal
-            targets.
+        trained_score: The trained model's metric on these examples, or None if it is undefined, for example R² if all
+            targets are equal.
         formats: Measurements by format (`saved_model`, `float`, `int8`): file, bytes, the metric, drop_interval (lower
             and upper bound of the metric's loss compared with the trained model, each with 95% confidence), agreement,
             max_difference, latency_ms at batch 1 (median), examples_per_second at batch 64, num_compared, and

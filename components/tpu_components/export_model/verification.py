@@ -7,7 +7,7 @@ all formats are made, the trained model's predictions. Without NAME=FILE, the fo
 Each format is loaded and predicts while the next format is made. All formats are timed when stdin ends.
 
 The script prints one JSON line with the measurements by format. A format that does not load or predict has `error` and
-`errno`. The predictions of the other formats are saved in WORK_DIR. The script must not import this project, and
+`errno`. The predictions of all formats that work are saved in WORK_DIR. The script must not import this project, and
 prevents its import. It runs LiteRT files with the server's module `lite.py`, which does not import this project either.
 """
 

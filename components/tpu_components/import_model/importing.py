@@ -137,7 +137,7 @@ def _find_model(path: Path) -> tuple[Path, bool]:
 
 
 def _is_keras_file(path: Path) -> bool:
-    """Return whether a file is a model that Keras 3 saved, whatever its name."""
+    """Return whether a file is a model that Keras 3 saved. The file's name does not matter."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -356,7 +356,8 @@ class _SavedModelFolder(_Imported):
         """Return the name of the signature's output that has the shape of the task's outputs.
 
         Raises:
-            InputError: If there is not exactly one such output, or the output named in the parameters does not fit.
+            InputError: If the output that the parameters name does not fit or, without a name, if not exactly one
+                output fits.
         """
         wanted = self._interface.output_shape
         fitting = [

@@ -37,7 +37,7 @@ def on_current_data(component: Any) -> WrappedComponent:
     require_component(reader, "on_current_data")
     if called(reader) not in _LISTERS:
         raise InputError(
-            f"on_current_data takes {' or '.join(_LISTERS)}. Received: {called(reader)}. Call it without "
+            f"on_current_data takes {' or '.join(_LISTERS)}. Received: {called(reader)}. Use this component without "
             "on_current_data."
         )
     listing = with_image(_LISTERS[called(reader)], reader.component_spec.implementation.container.image)

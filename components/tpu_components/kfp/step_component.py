@@ -59,7 +59,7 @@ class StepComponent(PythonComponent):
 
     @classmethod
     def from_component(cls, component: PythonComponent, params: type | None = None) -> Self:
-        """Return a copy of a component that checks its inputs by the rules of the dataclass `params`."""
+        """Return a copy of a component. The copy checks its inputs by the rules of the dataclass `params`."""
         made = cls(component.component_spec, component.python_func)
         made.params = params
         return made
@@ -180,7 +180,7 @@ def runs_here() -> bool:
 def may_change(source: Any) -> bool:
     """Return whether the content of a source may change between runs of a pipeline.
 
-    This is assumed for a source on a remote store, and for an input whose value is known only when the pipeline runs.
+    This is assumed for a source in a remote store, and for an input whose value is known only when the pipeline runs.
 
     Raises:
         InputError: If the kind of the source is unknown.
@@ -261,8 +261,8 @@ def _check_nested(where: str, value: Any, kind: Any) -> None:
         if name in ("LIST", "STRUCT") or (kind is Any and name != "STRING"):
             raise InputError(
                 f"expected a constant as {where}, received {value.name!r}, which the pipeline determines when it runs. "
-                f"Inside a mapping or list, KFP passes it as a text. Use a single input of the pipeline as "
-                f"{where.partition('[')[0]}."
+                f"Inside a mapping or list, KFP passes it as a text. Pass the whole of "
+                f"{where.partition('[')[0]} as one input of the pipeline."
             )
 
 

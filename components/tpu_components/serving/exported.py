@@ -87,8 +87,9 @@ class ExportedModel:
 
         Args:
             output: float32[outputs].
-            probabilities: Probabilities, by name, to return as `probabilities`. `labels` is then a list of names. With
-                None, only the predicted class or labels have a probability. Ignored for a regression.
+            probabilities: Probabilities by name, to return under the key `probabilities`; `labels` is then a list of
+                names. If None, only the predicted class or labels are returned, with their probabilities. Ignored for a
+                regression.
         """
         prediction = dict(self.decode(output, 1))
         if self.task == REGRESSION:

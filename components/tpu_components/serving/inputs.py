@@ -143,7 +143,7 @@ def predict_inputs(
             ignored. For a model of texts: text files, folders of them, .csv, .tsv and .jsonl files, .npy/.npz files
             with arrays str[N], or the texts themselves. `-` reads stdin. A line of a .jsonl file, or of stdin, is a
             text or `{"text": "…"}`.
-        top: Number of classes to return. Labels and regression values are always all returned.
+        top: Number of classes to return. It does not limit labels or regression values.
         use_int8: Use the int8 model instead of the float model.
         lines: Whether a text file contains one text per line, instead of a single text.
         column: Text column of .csv and .tsv files.

@@ -47,8 +47,8 @@ class ServeParams:
         int8: Serve the int8 model instead of the float model.
         num_threads: Threads for one batch. 0 means one per available CPU.
         max_batch_size: Largest number of instances in a batch. Waiting requests are batched together.
-        max_wait_ms: Milliseconds that an idle model waits for more requests after the first. On a CPU, an image costs
-            as much in a batch as alone, so waiting gains little.
+        max_wait_ms: Milliseconds that an idle model waits for more requests after the first. On a CPU, an image takes
+            as long in a batch as by itself, so waiting gains little.
         max_requests: Largest number of requests in progress whose bodies have arrived completely. Further requests get
             503 with Retry-After.
         max_instances: Largest number of instances in a request. A request with more instances gets 413.

@@ -253,7 +253,7 @@ def test_a_renamed_input_keeps_its_old_name_for_a_while():
         (
             "train_model",
             {"optimizer_parameters": lambda _, number: {"a": [number]}},
-            r"Use a single input of the pipeline as optimizer",
+            r"Pass the whole of optimizer_parameters as one input of the pipeline\.",
         ),
         ("preflight_training", {"training": lambda _, number: {"model": "digits_cnn", "epochs": number}}, ""),
         ("preflight_training", {"training": lambda _, n: {"model_parameters": {"units": n}}}, r"\['units'\], received"),

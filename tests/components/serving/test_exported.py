@@ -123,7 +123,8 @@ def test_an_array_of_another_shape_is_named_as_it_is(export_dir, tmp_path):
 def test_a_parquet_file_is_refused_with_the_way_to_read_it(export_dir, tmp_path):
     file = tmp_path / "a.parquet"
     file.write_bytes(b"PAR1")
-    with pytest.raises(InputError, match=rf"Pass the source parquet:{file} to predict_batch"):
+    message = rf"Pass the source parquet:{file} and an output file to .*, or use the step predict_batch"
+    with pytest.raises(InputError, match=message):
         list(predict_inputs(export_dir, [str(file)]))
 
 

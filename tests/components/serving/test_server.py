@@ -308,7 +308,7 @@ def test_container_without_a_model_says_so():
         [sys.executable, "-m", "tpu_components.serving"], capture_output=True, text=True, env=environment, check=False
     )
     assert done.returncode == 2
-    assert "give EXPORT_DIR, or set AIP_STORAGE_URI" in done.stderr
+    assert "pass EXPORT_DIR, or set AIP_STORAGE_URI" in done.stderr
 
 
 def test_serving_code_uses_no_step():
