@@ -24,7 +24,8 @@ class ExportParams:
         max_int8_accuracy_drop: Largest allowed loss of accuracy of the int8 format compared with the trained model; for
             multi-label data, loss of micro_f1, and for a regression, of r2. The format is left out if the loss is
             significantly larger, with 95% confidence.
-        calibration_examples: Number of training images with which int8 is calibrated. Not used for texts.
+        calibration_examples: Number of training images with which int8 is calibrated. Not used for texts, or for models
+            with a loop.
         split: Split on which the formats are compared with the trained model.
         required: Formats without which the export fails: any of `saved_model`, `float` and `int8`. Other formats are
             left out, with the reason, if they cannot be made or differ too much from the trained model.
