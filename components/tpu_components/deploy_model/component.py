@@ -51,41 +51,43 @@ def deploy_model(
         evaluation: Evaluation that evaluate_model wrote.
         fingerprint: Digest of the step's `code`. The step does not read it; the platform's cache runs the step again
             when it changes.
-        registry: Local folder of the registry, not a bucket, or `projects/PROJECT/locations/REGION/models` for Vertex
-            AI's Model Registry. In a configuration, `vertex` means Vertex AI's registry in the settings' project and
-            region, and empty means `registry` in the workspace for a local run. A compiled pipeline, including on
-            Kubeflow, accepts only Vertex AI's registry; if `registry` is empty, the pipeline has no deploy_model.
-        model_name: Name of the model in the registry. Runs with the same name compete for the alias of this model. In a
+        registry: Registry of the model: a local folder (buckets are not supported), or
+            `projects/PROJECT/locations/REGION/models` for Vertex AI's Model Registry. In a configuration, `vertex`
+            means Vertex AI's registry in the settings' project and region. If this is empty in a configuration, a local
+            run uses the folder `registry` in the workspace, and a compiled pipeline has no step deploy_model. Compiled
+            pipelines, including those for Kubeflow, accept only Vertex AI's registry.
+        model_name: Name of the model in the registry. Runs with the same model name compete for the model's alias. In a
             configuration, the default is the name of the run.
         alias: Alias to move to the new version.
         health_check_examples: Number of examples that the registered export must predict before the alias moves.
-        health_check_tolerance: Largest allowed difference from the evaluated predictions, as a probability or in
-            standard deviations of a regression's target.
-        artifacts_uri: Folder on gs:// for the versions' models and exports, for a registry on Vertex AI. In a
-            configuration, empty means `registry` in the settings' bucket.
+        health_check_tolerance: Largest allowed difference from the predictions in the evaluation, as a probability or,
+            for a regression, in standard deviations of the target.
+        artifacts_uri: Folder on gs:// for the models and exports of the versions, for a registry on Vertex AI. In a
+            configuration, the default is the folder `registry` in the settings' bucket.
         serving_image: Image of the server, for a registry on Vertex AI. The default is the value of
             TPU_PIPELINES_SERVING_IMAGE when the pipeline is compiled.
-        endpoint: ID of the endpoint for the new version, for a registry on Vertex AI. It is created if it is missing.
-            Empty means no endpoint.
-        endpoint_traffic: Percentage of the endpoint's requests for the new version. Other versions share the rest in
-            proportion. The first version gets all requests.
+        endpoint: ID of the endpoint that serves the new version, for a registry on Vertex AI. The endpoint is created
+            if it does not exist. If this is empty, the version is not deployed to an endpoint.
+        endpoint_traffic: Percentage of the endpoint's requests that the new version gets. The other versions share the
+            rest, in the same proportion as before. The first version gets all requests.
         endpoint_machine_type: Machine type of the endpoint.
-        endpoint_max_replicas: Largest number of machines. While a version is deployed, at least one machine runs and
-            costs money.
+        endpoint_max_replicas: Largest number of machines that serve the version. While a version is deployed, at least
+            one machine runs and costs money.
         endpoint_service_account: Service account of the server. Empty means an account without permissions.
-        endpoint_access: Address of the endpoint: `public` is the address of the service, `dedicated` is a separate
-            public address. It cannot be changed later.
-        encryption_key: Customer-managed encryption key (CMEK) for versions and endpoint on Vertex AI. In a
-            configuration, empty means the settings' key.
-        signing_key: File of a private EC key in PEM, local or on gs://, with which a new version is signed. If the key
-            has a password, set TPU_PIPELINES_SIGNING_PASSWORD. If empty, versions are not signed.
+        endpoint_access: Kind of address: with `public`, the endpoint is reached at the service's address; with
+            `dedicated`, it has a public address of its own. This cannot be changed after the endpoint is created.
+        encryption_key: Customer-managed encryption key (CMEK) for the versions and the endpoint on Vertex AI. In a
+            configuration, the default is the settings' key.
+        signing_key: Path of the private EC key, in PEM, that signs new versions; local or on gs://. If the key has a
+            password, set TPU_PIPELINES_SIGNING_PASSWORD. If this is empty, versions are not signed.
         verify_key: Public key: PEM text, or the path of a PEM file, local or on gs://. The alias moves only if the
-            version's signatures are valid. Servers on Vertex AI also verify them. Empty disables the check.
+            version's signatures are valid. Servers on Vertex AI also verify them. If this is empty, signatures are not
+            checked.
         lineage: Additional facts to record with the version, by name. A pipeline passes `run`, `config` and `code`.
         preflight: Output `footprint` of preflight_training, to record with the version: `machine`, `step_ms`,
             `peak_bytes`, `usd_per_hour` and so on. A pipeline passes this value. Otherwise, leave it empty.
-        licence: Identifier of the model's licence for the model card, from SPDX's or Hugging Face's list, for example
-            `apache-2.0`. If empty, the card states no licence.
+        licence: Licence of the model, for the model card: an identifier from SPDX's or Hugging Face's list, for example
+            `apache-2.0`. If this is empty, the card states no licence.
         notes: Your text for the model card. It is shown literally. It must not contain two opening braces in a row,
             because pipelines use them for placeholders.
 

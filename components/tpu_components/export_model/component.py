@@ -33,17 +33,19 @@ def export_model(
         model: Model that train_model wrote.
         fingerprint: Digest of the step's `code`. The step does not read it; the platform's cache runs the step again
             when it changes.
-        tolerance: Largest allowed difference between SavedModel or float LiteRT and the trained model, as a probability
-            or in standard deviations of a regression's target.
-        min_agreement: Smallest share of examples for which SavedModel and float LiteRT must predict the same class or
-            labels as the trained model or, for a regression, numbers within a twentieth of a standard deviation.
-        max_int8_accuracy_drop: Accuracy that the int8 format may lose against the trained model. The metric is micro_f1
-            for multi-label data, and r2 for a regression. The format is left out if the loss is significantly larger,
-            with 95% confidence.
-        calibration_examples: Number of training images for the calibration of int8. It is not used for texts.
+        tolerance: Largest allowed difference between predictions of the trained model and of the SavedModel or float
+            LiteRT file, as a probability or, for a regression, in standard deviations of the target.
+        min_agreement: Smallest share of examples for which the SavedModel and the float LiteRT file must agree with the
+            trained model. They agree if they predict the same class or the same labels or, for a regression, numbers
+            that differ by at most a twentieth of a standard deviation.
+        max_int8_accuracy_drop: Largest allowed loss of accuracy of the int8 format compared with the trained model; for
+            multi-label data, loss of micro_f1, and for a regression, of r2. The format is left out if the loss is
+            significantly larger, with 95% confidence.
+        calibration_examples: Number of training images with which int8 is calibrated. Not used for texts, or for models
+            with a loop.
         split: Split on which the formats are compared with the trained model.
         required: Formats without which the export fails: any of `saved_model`, `float` and `int8`. Other formats are
-            left out, with the reason, if they cannot be made or differ too much.
+            left out, with the reason, if they cannot be made or differ too much from the trained model.
 
     Returns:
         export: Folder with `export.json` and the exported formats: `saved_model/`, `model.tflite` and

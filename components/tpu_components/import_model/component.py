@@ -39,13 +39,14 @@ def import_model(
             targets. They must match the names in the records, in the same order.
         pixel_range: [low, high]: values that the model expects for the pixels 0 and 255, for example [0, 255], [0, 1]
             or [-1, 1]. Leave it empty if the model takes uint8, or begins with a layer that scales pixels of 0 to 255.
-        outputs: Kind of the model's outputs, `probabilities` or `logits`. With `auto`, outputs of a .keras file whose
-            last layer has no activation are logits, and all other outputs must be probabilities, otherwise the step
-            fails. Ignored for a regression.
-        signature: Name of the signature of a SavedModel that predicts images.
-        output_name: Name of the signature's output to use. It may be empty if only one output has the right shape.
-        code: A .py file that registers the custom classes of a .keras file with Keras, local or on gs://. It is saved
-            with the model.
+        outputs: Kind of the model's outputs, `probabilities` or `logits`. With `auto`, the outputs of a .keras file are
+            treated as logits if its last layer has no activation. All other outputs must be probabilities; otherwise,
+            the step fails. Ignored for a regression.
+        signature: For a SavedModel, the name of the signature that takes images and returns predictions.
+        output_name: For a SavedModel, the name of the signature's output that contains the predictions. You can leave
+            it empty if only one output has the right shape.
+        code: Path of a .py file, local or on gs://, that registers the custom classes of a .keras file with Keras. The
+            .py file is saved with the model.
         name: Name of the model in reports. Empty means the name of its file.
 
     Returns:

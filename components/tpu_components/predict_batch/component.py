@@ -41,8 +41,8 @@ def predict_batch(
             create_tfrecords wrote. Labels are not needed: `images:DIR` and `text:DIR` take every file below the folder.
         columns: Names of a table's columns for `path`, `text` and `id`, if they differ from those of the training data,
             for example {"path": "filename"}.
-        keep: Columns of a table, or fields of JSON files in archives, to copy to each prediction. The `id` is always
-            copied.
+        keep: Columns of a table, features of TFRecords, or fields of the JSON files in webdataset archives, to copy to
+            each prediction. The `id` is always copied.
         form: Format of the files: `jsonl`, with a line for each example, or `parquet`, which needs
             `tpu-pipelines[parquet]`.
         use_int8: Use the int8 model instead of the float model.
@@ -50,9 +50,9 @@ def predict_batch(
         num_workers: Number of processes. 0 means one per available CPU.
         engine: Where examples are predicted: `local`, by processes of this machine, or `beam`, by the workers of an
             Apache Beam runner. Both write the same bytes.
-        beam_options: Options of the Beam pipeline by Beam's names, for example `runner`, `region`,
+        beam_options: Options of the Beam pipeline, under Beam's names, for example `runner`, `region`,
             `worker_machine_type` and `max_num_workers`. For an option without a value, use "". Finished files are
-            stored below `temp_location`, which must be in a bucket for a `runner` on other machines.
+            stored below `temp_location`, which must be in a bucket if the `runner` uses other machines.
 
     Returns:
         predictions: Folder with the files of predictions, `set_aside.jsonl` and `predictions.json`.
@@ -92,8 +92,8 @@ def list_inputs(
             create_tfrecords wrote. Labels are not needed: `images:DIR` and `text:DIR` take every file below the folder.
         columns: Names of a table's columns for `path`, `text` and `id`, if they differ from those of the training data,
             for example {"path": "filename"}.
-        keep: Columns of a table, or fields of JSON files in archives, to copy to each prediction. The `id` is always
-            copied.
+        keep: Columns of a table, features of TFRecords, or fields of the JSON files in webdataset archives, to copy to
+            each prediction. The `id` is always copied.
         form: Format of the files: `jsonl`, with a line for each example, or `parquet`, which needs
             `tpu-pipelines[parquet]`.
         use_int8: Use the int8 model instead of the float model.
@@ -101,9 +101,9 @@ def list_inputs(
         num_workers: Number of processes. 0 means one per available CPU.
         engine: Where examples are predicted: `local`, by processes of this machine, or `beam`, by the workers of an
             Apache Beam runner. Both write the same bytes.
-        beam_options: Options of the Beam pipeline by Beam's names, for example `runner`, `region`,
+        beam_options: Options of the Beam pipeline, under Beam's names, for example `runner`, `region`,
             `worker_machine_type` and `max_num_workers`. For an option without a value, use "". Finished files are
-            stored below `temp_location`, which must be in a bucket for a `runner` on other machines.
+            stored below `temp_location`, which must be in a bucket if the `runner` uses other machines.
 
     Returns:
         Output: Digest of the examples' current content.
