@@ -107,7 +107,7 @@ INTERVALS = (
     "The range in brackets should contain nine of ten step times. It contained "
     f"{sum(group.held_out or 0 for group in _GROUPS)} of {sum(group.estimates or 0 for group in _GROUPS)} published "
     "step times, each tested with ranges from other programs and publishers. The median error was "
-    f"{_WELL.median_error:.0%} if at least {WELL_USED:.0%} of the matrix units' peak were in use. It was "
+    f"{_WELL.median_error:.0%} if at least {WELL_USED:.0%} of the matrix units' peak was in use. It was "
     f"{_LITTLE.median_error:.0%} if less was in use"
 )
 

@@ -26,7 +26,7 @@ VERDICTS = {
     "does_not_fit": "does not fit",
     "does_not_compile": "does not compile",
     TIMED_OUT: "was not compiled in time",
-    OUT_OF_MEMORY: "was not compiled in this machine's memory",
+    OUT_OF_MEMORY: "was not compiled: the compiler exceeded its memory limit",
     CRASHED: "crashed the compiler",
 }
 

@@ -6,9 +6,9 @@ programs down, and `published_compile` compiles them and keeps the scheduled HLO
 
 What is compared is one device's computation by `estimate.seconds_of`, and communication. Where weights are replicated,
 the sum of gradients is added, as preflight does; where they are divided among chips, publishers hide their gathering
-behind the computation, so the longer of the two counts. Between slices, the sum of each chip's float32 gradients over the
-data-centre network is added. Beside it stand two simple estimators: the compiler's cycles as they are, and a constant
-share of the chip's peak.
+behind the computation, so the longer of the two counts. Between slices, the time of the data-centre network, over which
+each chip's float32 gradients are summed, is added. Beside it stand two simple estimators: the compiler's cycles as they
+are, and a constant share of the chip's peak.
 """
 
 import argparse

@@ -129,7 +129,7 @@ def prepare(
     Args:
         backend: `tensorflow`, `jax`, or `auto`: jax if a TPU or GPU is requested, otherwise tensorflow.
         accelerator: `cpu`, `gpu`, `tpu`, or `auto`: a GPU if there is one, otherwise the CPU. `auto` never chooses a
-            TPU.
+            TPU, nor, with jax, a GPU for several replicas.
         num_replicas: Number of devices of all hosts together. 0 means all devices, or one per host on a CPU. On a CPU,
             any number of devices can be simulated.
         precision: Keras dtype policy; `auto` uses `choose_precision`.

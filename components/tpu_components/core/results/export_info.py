@@ -111,7 +111,7 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
     """Content of `export.json`.
 
     Attributes:
-        model: Name of the model in the registry, or place from which it was imported.
+        model: Name of the model in its configuration, or name under which it was imported.
         model_digest: Digest of the exported model; see `versions.model_digest`. Empty in older files.
         class_names: Class names, in the order of the model's outputs; for a regression, the names of the targets.
         task: Task of the model, a key of `interface.TASKS`.
