@@ -448,6 +448,12 @@ def test_a_column_split_may_begin_with_a_capital(tmp_path):
     assert listing.splits.tolist() == ["train" if i % 3 else "test" for i in range(30)]
 
 
+def test_an_empty_column_beside_columns_of_0_and_1_is_no_label(tmp_path):
+    rows = "".join(f"text {i},{i % 2},{(i + 1) % 2},\n" for i in range(20))
+    listing = list_examples(WriteParams(_csv(tmp_path, f"text,toxic,fine,note\n{rows}")))
+    assert listing.class_names == ("fine", "toxic")
+
+
 @pytest.mark.parametrize(
     "names",
     [
@@ -748,7 +754,7 @@ def test_arrays_as_other_libraries_have_them_are_read_and_it_is_said(tmp_path, c
     converted = _plan(_npz(tmp_path, x=images, y=labels)).listing
     assert np.array_equal(converted.images, plain.images)
     assert np.array_equal(converted.labels, plain.labels)
-    assert note in " ".join(converted.notes)
+    assert re.search(rf"{re.escape(note)}.*\. data\.convert_arrays=false rejects", " ".join(converted.notes))
     assert plain.notes == ()
     with pytest.raises(InputError, match=r"Cannot use the (images|labels)"):
         _plan(_npz(tmp_path, x=images, y=labels), convert_arrays=False)

@@ -206,6 +206,7 @@ def test_several_labels_and_numbers_are_read_as_they_are_stored(tmp_path):
     write_records(write_few(tmp_path, several, task="multi_label", class_names=("a", "b", "c")), tmp_path / "several")
     stored = load_split(tmp_path / "several", Manifest.load(tmp_path / "several"), "train")
     assert stored.labels.tolist() == [row["label"] for row in several]
+    assert Manifest.load(tmp_path / "several").class_names == ("a", "b", "c")
     numbers = [{"image": png(PIXELS[n]), "label": [n / 2, -float(n)], "rank": n / 4} for n in range(6)]
     params = write_few(tmp_path, numbers, task="regression", columns={"weight": "rank"})
     write_records(params, tmp_path / "numbers")

@@ -8,6 +8,7 @@ import pytest
 
 from tpu_components.core.drift.histograms import draw_histograms
 from tpu_components.core.drift.measuring import distributions
+from tpu_components.core.drift.sketches import pool_bins
 from tpu_components.core.examples.artifacts import Distribution
 from tpu_components.core.examples.interface import IMAGE
 
@@ -47,6 +48,13 @@ def test_the_wide_bins_of_an_older_version_are_drawn_beside_narrow_ones():
     drawn = bars(draw_histograms("width", {"new": distribution(np.full(10, 300)), "old": old}, _COLOURS))
     assert sum(count for name, count, _, _ in drawn if name == "old") == pytest.approx(4, abs=4)
     assert [(count, low) for name, count, low, _ in drawn if name == "new" and count] == [(10, 300)]
+
+
+def test_histograms_with_other_bins_are_pooled_at_the_edges_that_both_know():
+    """How many of the four values below 10 are below 5 is unknown."""
+    one = Distribution(4, 4.0, 1.0, 1.0, 9.0, (0.0, 10.0), (4,))
+    other = Distribution(3, 12.0, 8.0, 5.0, 19.0, (5.0, 10.0, 20.0), (1, 2))
+    assert pool_bins([one, other]) == ((0.0, 10.0, 20.0), (5, 2))
 
 
 def test_a_name_is_text_and_no_markup():

@@ -150,7 +150,7 @@ def test_read_image_refuses_what_is_no_image(content, reason):
         read_image(content, AS_FOUND)
 
 
-@pytest.mark.parametrize(("height", "width"), [(12_000, 12_000), (60_000, 60_000)])
+@pytest.mark.parametrize(("height", "width"), [(12_000, 12_000), (60_000, 60_000), (1, (1 << 20) + 1)])
 def test_read_image_refuses_a_png_bomb_before_unpacking_it(height, width):
     with pytest.raises(UnreadableImageError, match=r"pixels"):
         read_image(_claims_size(height, width), AS_FOUND)

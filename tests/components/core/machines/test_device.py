@@ -39,6 +39,11 @@ def test_one_cpu_is_the_default():
         assert keras.Variable(1.0).dtype == "float32"
 
 
+def test_only_jax_compiles_with_xla():
+    assert device.Device("jax", "cpu", 1, "float32").jit_compile
+    assert not device.Device("tensorflow", "cpu", 1, "float32").jit_compile
+
+
 def test_attention_is_that_of_a_cpu_on_every_device():
     import keras
 

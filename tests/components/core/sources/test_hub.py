@@ -137,6 +137,14 @@ def test_texts_have_the_names_of_their_classes_and_their_own_splits(hub):
     )
 
 
+def test_a_part_of_a_split_is_that_split_and_it_is_said(hub):
+    write_reviews(hub[0])
+    (hub[0] / "plain_text" / "train").rename(hub[0] / "plain_text" / "partial-train")
+    listing = listed()
+    assert listing.splits.tolist() == ["train"] * 20 + ["test"] * 8
+    assert "the hub has only a part of the split 'partial-train' as Parquet" in listing.notes
+
+
 def test_a_split_whose_labels_are_kept_back_is_left_out(hub):
     write_reviews(hub[0])
     write_table(

@@ -57,6 +57,14 @@ def test_pictures_and_their_masks_are_not_classes(tmp_path, pictures, masks):
     assert len(list_unlabelled(WriteParams(f"images:{tmp_path}")).keys) == 40
 
 
+def test_two_pairs_are_enough_if_the_folders_say_what_they_hold(tmp_path):
+    for i, name in enumerate(("images/1.png", "images/2.png", "masks/1.png", "masks/2.png")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(encoded(_picture(i)))
+    with pytest.raises(InputError, match=rf"The folder 'masks' in .* is not a class: .*{_NOT_SUPPORTED}"):
+        list_examples(WriteParams(f"images:{tmp_path}"))
+
+
 def test_masks_in_split_folders_are_not_classes(tmp_path):
     for split in ("train", "test"):
         _write(tmp_path, **{f"{split}/images/{{}}.png": _picture, f"{split}/masks/{{}}.png": _mask})

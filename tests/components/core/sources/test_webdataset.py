@@ -68,6 +68,12 @@ def test_a_link_to_a_file_that_is_not_in_the_archive_is_quarantined(tmp_path, ta
     assert "which is not in the archive" in bad.reason
 
 
+def test_a_link_to_a_name_that_is_not_utf_8_is_refused(tmp_path):
+    files = _pictures("cat/1.png", "dog/1.png")
+    with pytest.raises(InputError, match="UTF-8"):
+        list_examples(_archive(tmp_path / "a.tar", files, [("cat/2.png", tarfile.LNKTYPE, "dog/\udcff.png")]))
+
+
 def test_label_files_that_are_not_next_to_their_images_are_refused(tmp_path):
     """All images first, then all labels: the folders of the images are no classes."""
     files = _pictures(*(f"site_{'ab'[i % 2]}/{i:03}.png" for i in range(12)))
