@@ -69,7 +69,8 @@ def convert_ids(records_dir: Path, files: Sequence[str]) -> Converted:
         if (ids["scheme2"] == 0).any() and not len(matched):
             raise InputError(
                 f"Cannot convert {file}: none of its {len(ids):,} IDs is in {records_dir}. Expected records of the "
-                "same data, written with the original settings. Write the records again with these settings."
+                "same data, written with the settings of the records that the file belongs to. Write the records again "
+                "with those settings."
             )
         converted[file] = join_ids(ids, matched)
     for file, ids in converted.items():

@@ -151,7 +151,7 @@ class EvaluateParams:
                     raise InputError(
                         f"Cannot use {metric} in max_regression, because Keras does not say whether higher or lower "
                         "values of this metric are better. Set a minimum or a maximum for it, or use a class of "
-                        "keras.metrics that has `_direction`."
+                        "keras.metrics whose attribute `_direction` is up or down."
                     )
                 _check_side(name, metric, value, known[metric])
         if self.test_decisions > 1 and task == LANGUAGE_MODEL:

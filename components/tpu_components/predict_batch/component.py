@@ -81,7 +81,7 @@ def list_inputs(
     engine: str = "local",
     beam_options: Dict[str, str] = {},
 ) -> str:
-    """List the examples that predict_batch would predict with these inputs, and return a digest of their content.
+    """List the examples for which predict_batch would make predictions, and return a digest of their content.
 
     This step always runs, because a platform's cache identifies data only by their path. The digest is an input of
     predict_batch, so that the cache detects changed data.

@@ -64,13 +64,14 @@ class Accuracy:
         high: Upper end of the 90% interval.
         steps: Number of published step times.
         programs: Number of compiled programs whose estimates were compared with the published times.
-        held_out: Number of the `estimates` that were inside an interval derived only from other programs and
-            publishers, or None if this was not tested.
-        estimates: Number of distinct estimates among the `steps` comparisons. None in older files.
-        whole_steps: Number of the published times that are times of whole training steps. In current files, it is equal
-            to `steps`. None in older files.
+        held_out: How many of the `estimates` were inside an interval that was derived only from other programs and
+            publishers. None if this was not tested.
+        estimates: Number of distinct estimates. Several published times can have the same estimate. None in older
+            files.
+        whole_steps: Number of published times of whole training steps. In current files, it is equal to `steps`. None
+            in older files.
         median_error: Median error of the distinct estimates, as a share of the measured time. None in older files.
-        most_error: 95th percentile of the same errors. None in older files.
+        most_error: 95th percentile of the errors of the distinct estimates. None in older files.
     """
 
     factor: float
@@ -415,7 +416,7 @@ def _unfilled(layer: LayerCost, tile: int) -> tuple[str, ...]:
 
 
 def time_epoch(step: StepTime, num_examples: int, global_batch: int, host_rate: float) -> EpochTime:
-    """Estimate the time of an epoch if all hosts together feed `host_rate` examples per second, or infinitely many."""
+    """Estimate the time of an epoch if all hosts together feed `host_rate` examples per second, possibly infinity."""
     steps = steps_per_epoch(num_examples, global_batch)
     device = steps * step.total_ms / 1e3
     hosts = steps * global_batch / host_rate

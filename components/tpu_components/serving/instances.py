@@ -4,7 +4,7 @@ Two protocols are supported:
 
 - KServe's V1 protocol, which has the same bodies as Vertex AI:
   https://kserve.github.io/website/docs/concepts/architecture/data-plane/v1-protocol
-- KServe's V2 protocol, the Open Inference Protocol over REST, without model versions, which are optional:
+- KServe's V2 protocol, the Open Inference Protocol over REST, without the optional model versions:
   https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md
 """
 

@@ -176,9 +176,9 @@ def _is_silent(connection: Any) -> bool:
 
 
 def allow_many_connections() -> None:
-    """Raise the process's limit of open files to the maximum that the system allows.
+    """Raise the process's limit on open files to the maximum that the system allows.
 
-    Many connections may be open without sending anything.
+    Clients may keep many idle connections open.
     """
     with contextlib.suppress(ImportError, OSError, ValueError):  # On Windows, and where "unlimited" is not a number.
         import resource

@@ -355,8 +355,8 @@ def make_loop(session: Session, records_dir: Path, validation_bytes: int) -> Dev
     Args:
         session: The session.
         records_dir: Folder of the records.
-        validation_bytes: Size of the validation split in bytes if it is held in RAM, otherwise 0. If the training split
-            stays in device memory, a validation split in RAM also gets a copy there.
+        validation_bytes: Size of the validation split in bytes if it is held in RAM, otherwise 0. A split in RAM is
+            also copied to device memory if the training split stays there.
 
     Raises:
         InputError: If the parameter `residency` is `device`, and the training split cannot stay in device memory.

@@ -19,8 +19,8 @@ def in_turn(function: Callable[P, T]) -> Callable[P, T]:
     """Make a function wait while another thread of the process runs a function with this decorator.
 
     Runs, checks and predictions redirect `print` and file descriptors, set environment variables and configure
-    kfp.local, which all threads of a process share. Because calls wait, a program may start several runs at once, for
-    example in a thread pool. To execute runs at the same time, use processes.
+    kfp.local, which all threads of a process share. Because calls wait, a program may start runs from several
+    threads; the runs execute one after another. To execute runs in parallel, use processes.
     """
 
     @functools.wraps(function)

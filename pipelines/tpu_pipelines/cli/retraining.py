@@ -47,7 +47,7 @@ def retrain(arguments: argparse.Namespace) -> int:
         idle = [f"--{other}" for other in others if getattr(arguments, other) not in (None, False)]
         if idle and getattr(arguments, action):
             action = action.replace("_", "-")
-            raise InputError(f"--{action} cannot be combined with {' and '.join(idle)}. Remove one of them.")
+            raise InputError(f"--{action} cannot be combined with {' and '.join(idle)}. Remove one or the other.")
     config = load_config(arguments.config, arguments.overrides)
     if arguments.history:
         return _tell_history(arguments, config)

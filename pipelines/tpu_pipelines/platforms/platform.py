@@ -139,7 +139,7 @@ class Platform(Protocol):
     def place(self, task: Any, step: str, config: "Config", settings: Settings) -> Any:
         """Set the time limit, disk and credentials of a step's task. Return the task.
 
-        The step needs no machine with a TPU or GPUs.
+        This is for steps that run without a TPU or GPU.
         """
 
     def exit_task(self, settings: Settings) -> Any:

@@ -85,7 +85,7 @@ class Occasion:
 
 @dataclasses.dataclass(frozen=True)
 class RunDecision:
-    """A decision whether a run is needed, and the outcome of the run that was started.
+    """A decision on whether a run is needed, and the outcome of the run that was started.
 
     Attributes:
         at: Time of the decision, UTC, ISO 8601. The name of the decision's file is derived from it.
@@ -94,9 +94,9 @@ class RunDecision:
         reason: Reasons for the decision, as text.
         run: Job or folder of the run. Until a run is started, it is the job or folder of the last run. Empty if there
             is no run.
-        outcome: `promoted`; `passed` if the model passed the gate but the run has no registry; `not promoted`; or the
-            state of a run without a result. `started` for a local run that is running or was killed. Empty until a run
-            starts.
+        outcome: `promoted`; `not promoted`; `passed`, if the model passed the gate but the run has no registry;
+            `started`, for a local run that is running or was killed; or, for a run without a result, its state on the
+            platform. Empty until a run starts.
         machine: Machine of the training step. Empty for a local run.
         training_hours: Hours for which the training step had its machine, or waited for it. 0 for a run that existed
             before the decision.

@@ -122,8 +122,8 @@ def find_compared(name: str, workspace: Path, others: str = "") -> str:
     if here := _in_workspace(name, workspace):
         return here
     raise InputError(
-        f"Cannot compare with {name!r}, because it does not exist: expected NAME@VERSION or NAME@ALIAS of the "
-        "registry in the workspace, for example digits@champion, or REGISTRY/NAME@VERSION of another "
+        f"Cannot compare with {name!r}, because it does not exist. Expected NAME@VERSION or NAME@ALIAS in the "
+        "workspace's registry, such as digits@champion, or REGISTRY/NAME@VERSION in another "
         f"registry{others and f', or {others}'}. The registry {workspace / 'registry'} contains "
         f"{', '.join(_models(workspace)) or 'no model'}."
     )

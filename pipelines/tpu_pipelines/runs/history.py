@@ -288,7 +288,10 @@ def _training(summary: Summary) -> str:
 
 
 def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows as a table with the training parameters that differ, and notes on unfinished runs below it."""
+    """Return the runs as a table, with a column for each training parameter that differs.
+
+    Notes on unfinished runs follow the table.
+    """
     notes = [in_one_line(_note(row)) for row in rows if row["status"] in (State.RUNNING, State.INTERRUPTED)]
     columns = dict(_COLUMNS)
     cells = [_cells(row) for row in rows]

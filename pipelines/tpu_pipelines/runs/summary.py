@@ -111,7 +111,7 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
 
     @property
     def scored_split(self) -> str:
-        """The split of `metrics`: the setting `gate.split`, or `test` in files that lack it."""
+        """The split on which `metrics` were measured: the setting `gate.split`, or `test` in files without it."""
         return str(self.settings.get("gate.split", TEST))
 
     def number(self, setting: str) -> float | None:

@@ -35,8 +35,8 @@ def check_history(run_dir: Path) -> None:
     directory = history_dir(run_dir)
     if directory.is_symlink() or (directory.exists() and not directory.is_dir()) or (directory / SUMMARY_FILE).exists():
         raise InputError(
-            f"Cannot keep earlier runs in {directory}: expected a folder of earlier runs, found a file, a link or "
-            "a single run. Use another workspace or run name."
+            f"Cannot store earlier runs in {directory}: expected a folder of earlier runs, received a file, a link "
+            "or a single run. Use another workspace or run name."
         )
 
 

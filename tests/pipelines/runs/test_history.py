@@ -103,7 +103,7 @@ def test_what_is_no_place_for_earlier_runs_is_refused(workspace, make):
         write_run(workspace, 0.5, name="digits.runs")
     else:
         make(workspace / "digits.runs")
-    with pytest.raises(InputError, match=r"Cannot keep earlier runs in .*digits\.runs: expected a folder"):
+    with pytest.raises(InputError, match=r"Cannot store earlier runs in .*digits\.runs: expected a folder"):
         check_history(folder)
 
 

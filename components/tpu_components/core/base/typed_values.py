@@ -278,7 +278,7 @@ class Mistakes:
         """Add a mistake to the collection.
 
         Raises:
-            InputError: If `is_first_enough`.
+            InputError: If `is_first_enough` is set.
         """
         if self._is_first_enough:
             raise InputError(mistake)

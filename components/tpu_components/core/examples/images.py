@@ -128,7 +128,7 @@ class Picture(NamedTuple):
 
     @property
     def losses(self) -> dict[str, int]:
-        """For each `Loss.statistic` in `LOSSES`: 1 if the image has this loss, otherwise 0."""
+        """For each `Loss.statistic` in `LOSSES`: 1 if the conversion of the image lost such content, otherwise 0."""
         return {"num_few_levels": int(self.has_few_levels), "num_only_alpha": int(self.is_only_alpha)}
 
 

@@ -418,7 +418,7 @@ def load_vocabulary(directory: Path, inputs: TextInput) -> tuple[bytes, ...]:
     except OSError as error:
         raise InputError(
             f"Cannot read the vocabulary {path}: {error.strerror}. The file belongs in the folder of the "
-            "manifest, the model or the export. Create this folder again."
+            "manifest, model or export. Run the step that wrote this folder again."
         ) from error
     if (received := hashlib.sha256(content).hexdigest()) != inputs.vocabulary_sha256:
         raise InputError(

@@ -44,8 +44,8 @@ def require_plausible(place: str, num_bytes: int, unpacked: int) -> None:
         raise InputError(
             f"Cannot read {place}: expected at most {most >> 20:,} MiB after decompression (the larger of "
             f"{_MOST_TIMES} times the file's {num_bytes:,} bytes and {SMALL_BYTES >> 20} MiB), received at least "
-            f"{unpacked >> 20:,} MiB. Check where the file comes from. If its content is right, write the file "
-            "without compression."
+            f"{unpacked >> 20:,} MiB. Check where the file comes from. If you trust it, save it without "
+            "compression."
         )
 
 

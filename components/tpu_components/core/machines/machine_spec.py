@@ -430,7 +430,7 @@ class PaidMachine:
 
     @property
     def price(self) -> Price | None:
-        """Price on the platform `target`, or None if unknown."""
+        """Price of an hour on the platform `target`, or None if unknown."""
         return self.slice.price(self.region, self.spot, self.target)
 
 

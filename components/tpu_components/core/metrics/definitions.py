@@ -339,7 +339,7 @@ Estimators = Mapping[str, Callable[[], Estimate | None]]
 def estimators(
     task: Task, targets: np.ndarray, outputs: np.ndarray, top_k: int = 1, groups: np.ndarray | None = None
 ) -> Estimators:
-    """Return, for each metric of a task, a function that returns its estimate, or None if the metric is undefined.
+    """Return {metric: function} for a task. The function returns an estimate of the metric, or None if it is undefined.
 
     Args:
         task: The task.

@@ -71,8 +71,8 @@ class HeldOutSet:
             only decisions before that judgement.
         same: Earlier decision about the same model on this test set, or None if there is none.
         names: `name`, and the names of all other recorded test sets that contain at least half of the current examples.
-            There are other names only if this test set was counted as new before the example IDs of an earlier
-            version were converted.
+            Usually, `name` is the only one. Another one exists if the example IDs of an earlier release were converted
+            after this test set had been counted as new.
         files: Names of all files in `place` when they were read.
     """
 

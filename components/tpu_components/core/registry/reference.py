@@ -85,7 +85,7 @@ def check_registry(root: str, model_name: str) -> None:
     if root.startswith("projects/") and "/locations/" in root and not is_on_vertex(root):
         raise InputError(
             f"Cannot use the registry {root!r}: expected a folder, or projects/PROJECT/locations/REGION/models for "
-            "Vertex AI. Set the model's name in deploy.model_name and its alias in deploy.alias."
+            "Vertex AI, without a model's name or alias. Set these in deploy.model_name and deploy.alias."
         )
     form = MODEL_NAME
     words = "at most 64 letters, digits, '-', '_' and '.'"

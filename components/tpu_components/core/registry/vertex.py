@@ -66,8 +66,8 @@ class VertexVersion:
     def is_rolled_back(self, alias: str, current: Self | None) -> bool:
         """Return whether somebody has moved an alias by hand from this version back to an earlier one.
 
-        The promotion numbers (`turn`) of this version and of the current version are compared. The current version has
-        no number if it is the first version, or if it got the alias by hand or from an earlier release of this project.
+        It was if its promotion number (`turn`) is higher than that of the current version. The current version has no
+        number if it is the first version, or if it got the alias by hand or from an earlier release of this project.
         Then this version counts as rolled back if it is newer than the current version and once had the alias. A
         version once had the alias if it has a promotion number. With the alias `champion`, this is also assumed if the
         version still has the service's alias `default`, which the gate moves together with `champion`.

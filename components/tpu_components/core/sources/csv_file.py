@@ -436,7 +436,7 @@ def _check_columns(table: Table, wanted: Sequence[str], targets: Sequence[str]) 
         raise InputError(
             f"Missing columns in {table.location}: {quoted(missing)}. Received: {columns}. {rule} the columns "
             f"{expected}, and all columns that data.columns, data.target_columns, data.group_column and "
-            "data.slice_columns name. The column split is optional."
+            "data.slice_columns name. A column named split is optional."
             f"{_advise_on_columns(columns, missing)}"
         )
     _check_repeated(table, [*wanted, "split", "id"])

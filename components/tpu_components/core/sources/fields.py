@@ -43,8 +43,8 @@ class Chosen:
 
     Attributes:
         params: Parameters of the records.
-        labelled: Whether labels, splits and weights are used. If false, the only fields that are used besides the image
-            or text are those that are copied to the output next to each prediction.
+        labelled: Whether labels, splits and weights are used. If false, only the image or text is used, and the fields
+            that are copied to the output next to each prediction.
         content: `image` or `text`.
         names: Name of the field for each role that the source has: `image` or `text`, `label`, `split`, `id` and
             `weight`.

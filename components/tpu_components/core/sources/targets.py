@@ -249,7 +249,7 @@ def check_variation(values: np.ndarray, names: Sequence[str]) -> None:
     """Check that no regression target is constant.
 
     Raises:
-        InputError: If a column of float32[num_examples, num_targets] has a single value.
+        InputError: If all values in a column of `values`, float32[num_examples, num_targets], are the same.
     """
     for name, column in zip(names, values.T, strict=True):
         if not np.ptp(column):

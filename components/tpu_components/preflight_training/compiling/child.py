@@ -1,7 +1,7 @@
 """The process that compiles: receives one program after another on stdin, and sends each outcome through a pipe.
 
-Programs are compiled in a process of its own, because an internal compiler error aborts the process, and because a
-compilation can take gigabytes of memory. `sandbox` starts the process.
+Compilation has a process of its own, because an internal compiler error aborts the process, and because a compilation
+can take gigabytes of memory. `sandbox` starts the process.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """Reads the cost of a compiled TPU program, layer by layer.
 
-The cost consists of the cycles, arithmetic and memory traffic of operations, and of collectives. It is read from the
-result of `jax.stages.Compiled.as_text()`: scheduled HLO with the compiler's estimate of the cycles of each fusion. No
-API of XLA returns these estimates by operation. Format: https://openxla.org/xla/operation_semantics.
+The cost consists of the cycles, arithmetic and memory traffic of each operation, and of the collectives. It is read
+from the result of `jax.stages.Compiled.as_text()`: scheduled HLO with the compiler's estimate of the cycles of each
+fusion. No API of XLA returns these estimates by operation. Format: https://openxla.org/xla/operation_semantics.
 """
 
 import dataclasses

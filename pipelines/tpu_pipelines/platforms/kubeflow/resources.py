@@ -32,7 +32,7 @@ def check_config(config: Config) -> None:
             if value := getattr(machine, name):
                 raise InputError(
                     f"Only Vertex AI supports machine.{name}. Received: {value!r} on the platform kubeflow. Remove it. "
-                    f"On Kubeflow, the {setting('volumes')} mounts claims, and kubectl exec opens a shell."
+                    f"On Kubeflow, the {setting('volumes')} mounts storage, and kubectl exec opens a shell."
                 )
 
 

@@ -24,7 +24,7 @@ def make_callbacks(model: Any, params: TrainParams, known: Collection[str]) -> l
     """Return the callbacks of the configuration and of the model. Their `on_train_begin` has been called.
 
     Raises:
-        InputError: If Keras does not have a callback, a callback monitors a metric that is not in `known` (the
+        InputError: If a callback is not in Keras, a callback monitors a metric that is not in `known` (the
             names of the measured metrics), or `ReduceLROnPlateau` is combined with a schedule.
     """
     named = [create("callback", name, parameters) for name, parameters in params.callbacks.items()]

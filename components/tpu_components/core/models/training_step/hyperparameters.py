@@ -234,7 +234,7 @@ class TrainParams:
     def program(self) -> Self:
         """Copy in which all hyper-parameters that do not affect the compiled program have their defaults.
 
-        So hyper-parameters that give the same program have equal copies.
+        Two sets of hyper-parameters that give the same program have equal copies.
         """
         defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(self)}
         return dataclasses.replace(self, **{name: defaults[name] for name in with_role(TrainParams, Part.HOST)})

@@ -35,7 +35,7 @@ def create(kind: str, name: str, parameters: Mapping[str, Any], /, **own: Any) -
     Args:
         kind: `optimizer`, `learning_rate_schedule`, `loss`, `metric` or `callback`.
         name: Name of the class, such as `AdamW` or `binary_crossentropy`, or Keras's short name for it, such as `mse`.
-            In the name of a class, upper and lower case and underscores do not matter.
+            In the name of a class, case and underscores are ignored.
         parameters: Parameters of the class that the user has set.
         own: Parameters that this project sets and the user cannot set. Parameters that the class does not have are
             ignored.
@@ -68,7 +68,7 @@ def create(kind: str, name: str, parameters: Mapping[str, Any], /, **own: Any) -
 def class_of(kind: str, name: str) -> Any:
     """Return the Keras class that has `name` as its name or short name.
 
-    In the name of a class, upper and lower case and underscores do not matter.
+    In the name of a class, case and underscores are ignored.
 
     Raises:
         InputError: If Keras has no such class.

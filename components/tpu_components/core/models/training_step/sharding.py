@@ -111,7 +111,7 @@ def compute_dtypes(model: Any) -> list[str]:
 
 @contextlib.contextmanager
 def gathering_weights(model: Any, mesh: Any) -> Iterator[None]:
-    """Make training steps that are traced in the `with` block gather each sharded weight on all devices before its use.
+    """In the `with` block, trace training steps that gather each sharded weight on all devices before they use it.
 
     Args:
         model: A keras.Model, whose `compute_loss_and_updates` is wrapped.

@@ -33,7 +33,8 @@ def require_names(asked: Mapping[str, str]) -> None:
     for name, form in _FORMS.items():
         if name in asked and not re.fullmatch(form, asked[name]):
             raise InputError(
-                f"beam_options.{name} is not a valid name in Google Cloud. Received: {asked[name]!r}. Correct it."
+                f"beam_options.{name} must be a name that Google Cloud accepts. Received: {asked[name]!r}. "
+                "Correct the name."
             )
 
 
