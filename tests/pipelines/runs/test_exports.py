@@ -110,11 +110,11 @@ def test_what_is_compared_with_is_found_by_name_in_the_workspace(workspace, monk
 @pytest.mark.parametrize("name", ["digits", "flowers@champion", "digits@", "nowhere/records", "gs://bucket/records"])
 def test_what_cannot_be_compared_with_is_told_how_it_is_named(workspace, name):
     with pytest.raises(
-        InputError, match=r"expected NAME@VERSION .*, or REGISTRY/NAME@VERSION of another .*/registry contains digits"
+        InputError, match=r"Expected NAME@VERSION .*, or REGISTRY/NAME@VERSION in another .*/registry contains digits"
     ):
         find_compared(name, workspace)
     if not name.startswith("gs://"):
-        with pytest.raises(InputError, match=r"because it does not exist: .* of another registry, or records"):
+        with pytest.raises(InputError, match=r"because it does not exist\. Expected .* in another registry, or records"):
             find_compared(name, workspace, "records")
 
 

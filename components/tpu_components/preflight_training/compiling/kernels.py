@@ -274,7 +274,7 @@ class _Kernel:
 
     @property
     def work(self) -> KernelWork:
-        """The work of all steps of the grid. A function that only selects blocks has no grid, so its work has no steps."""
+        """The work of all steps of the grid. A function without a grid only selects blocks: no steps."""
         work = self._work(self.function.operation)
         if not self._bounds:
             return work._replace(steps=0.0)
