@@ -572,7 +572,7 @@ class _Program:
         if _is_between_slices(instruction):
             if kind == "send":
                 num_bytes = sum(scope[name].num_bytes for name in instruction.operands if name in scope)
-                yield instruction.attribute(_CHANNEL), _between_slices(instruction, num_bytes)
+                yield "", _between_slices(instruction, num_bytes)  # Its channels are numbered apart.
         elif kind in _COLLECTIVES:
             kind = _fused_kind(instruction, scope) if is_fused else kind
             sent = instruction.operands[:1] if kind == "ragged-all-to-all" else instruction.operands
@@ -580,7 +580,7 @@ class _Program:
             group = _group_size(instruction.attributes)
             if kind == "all-gather":  # Of one or several arrays.
                 num_bytes = max(num_bytes * group, *(array.num_bytes for array in instruction.arrays))
-            yield instruction.attribute(_CHANNEL), Collective(kind, num_bytes, group)
+            yield instruction.attribute(r"channel_id=(\d+)"), Collective(kind, num_bytes, group)
         elif kind in ("call", "async", "fusion"):
             for name in instruction.called("to_apply", "calls"):
                 for inner in self.computations.get(name, {}).values():
@@ -600,7 +600,6 @@ class _Program:
 
 
 _UNKNOWN_CYCLES = 2**63 - 1  # Instead of an estimate, for example of an operation of a sparse core.
-_CHANNEL = r"channel_id=(\d+)"
 _CYCLES, _TARGET = r'"estimated_cycles":"(\d+)"', r'custom_call_target="([^"]*)"'
 _OPERANDS = r"operand_layout_constraints=\{((?:[^{}]|\{[^{}]*\})*)\}"
 

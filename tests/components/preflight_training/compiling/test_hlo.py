@@ -447,15 +447,15 @@ def test_a_transfer_between_slices_is_a_collective_and_no_call_of_the_host(kind,
         f'_xla_megascale_target={target},_xla_megascale_transfer_type="{kind}"}}'
     )
     cost = _cost(
+        "  %a = f32[8,128]{1,0} all-reduce(%p), channel_id=2, replica_groups={{0,1,2,3}}, to_apply=%fused",
         "  %t = token[] after-all()",
         f"  %s = (f32[8,128]{{1,0}}, u32[]{{:S(2)}}, token[]) send(%p, %t), channel_id=2, {attributes}",
         f"  %r = (f32[8,128]{{1,0}}, u32[]{{:S(2)}}, token[]) recv(%t), channel_id=1, {attributes}",
         "  %d = token[] send-done(%s), channel_id=2, is_host_transfer=true",
         "  %e = (f32[8,128]{1,0}, token[]) recv-done(%r), channel_id=1, is_host_transfer=true",
     )
-    assert cost.collectives == (collective,)
+    assert cost.collectives == (Collective("all-reduce", 4096, 4), collective)
     assert cost.host_calls == ()
-    assert cost.operations == []
 
 
 def test_an_all_gather_counts_what_it_returns():
