@@ -114,7 +114,9 @@ def test_what_cannot_be_compared_with_is_told_how_it_is_named(workspace, name):
     ):
         find_compared(name, workspace)
     if not name.startswith("gs://"):
-        with pytest.raises(InputError, match=r"because it does not exist\. Expected .* in another registry, or records"):
+        with pytest.raises(
+            InputError, match=r"because it does not exist\. Expected .* in another registry, or records"
+        ):
             find_compared(name, workspace, "records")
 
 
