@@ -146,7 +146,10 @@ def test_predict_takes_texts_files_folders_lines_and_columns(exported_reviews, t
         answers(table)
     with pytest.raises(InputError, match=r"Cannot read .*nowhere\.txt"):
         answers(tmp_path / "nowhere.txt")
-    with pytest.raises(InputError, match=r"Cannot read 'gut/schlecht'.* To predict it as a text, pass - and write it"):
+    with pytest.raises(
+        InputError,
+        match=r"Cannot read 'gut/schlecht'.* If this is the text itself and not a path, pass - and write the",
+    ):
         answers("gut/schlecht")
 
 

@@ -1,7 +1,7 @@
 """KFP components that write records in one step, in parallel steps or with Beam, and a component that lists a source.
 
-The inputs after `*`, and their part of `Args:`, are the fields of WriteParams: `python -m tests.evidence.generated`
-writes them.
+`python -m tests.evidence.generated` writes the inputs after `*`, and their entries in `Args:`, from the fields of
+WriteParams.
 """
 
 from typing import Any, Dict, List

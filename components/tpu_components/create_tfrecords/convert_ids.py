@@ -68,9 +68,9 @@ def convert_ids(records_dir: Path, files: Sequence[str]) -> Converted:
         matched = known[np.isin(known["scheme1"], ids["scheme1"]) & (known["scheme2"] != 0)]
         if (ids["scheme2"] == 0).any() and not len(matched):
             raise InputError(
-                f"Cannot convert {file}: none of its {len(ids):,} IDs is in {records_dir}. Expected records of the "
-                "same data, written with the settings of the records that the file belongs to. Write the records again "
-                "with those settings."
+                f"Cannot convert {file}: none of its {len(ids):,} IDs is in {records_dir}. The IDs depend on the "
+                "settings of the records (image_size, channels, encoding, crop_margin, apply_rotation). Write records "
+                "of the same data with the settings that were used when this file was written."
             )
         converted[file] = join_ids(ids, matched)
     for file, ids in converted.items():

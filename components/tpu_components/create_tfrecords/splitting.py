@@ -219,9 +219,9 @@ def require_examples(before: np.ndarray, after: np.ndarray, reason: str) -> None
     """Check that every split that had examples still has some after examples were left out.
 
     Args:
-        before: Splits that were drawn: int8[num_examples], indices into `SPLITS`, or LEFT_OUT.
-        after: Splits in which some examples are left out.
-        reason: Reason why examples are left out, as the end of the message.
+        before: Split of each example as drawn: int8[num_examples], indices into `SPLITS`, or LEFT_OUT.
+        after: Split of each example after more examples were left out, in the same form.
+        reason: End of the error message: why the examples were left out, and what to do.
 
     Raises:
         InputError: If a split has no examples left.

@@ -1,7 +1,7 @@
 """The step deploy_model as a KFP component.
 
-The inputs after `*`, and their part of `Args:`, are the fields of DeployParams: `python -m tests.evidence.generated`
-writes them.
+`python -m tests.evidence.generated` writes the inputs after `*`, and their entries in `Args:`, from the fields of
+DeployParams.
 """
 
 from typing import Any, Dict

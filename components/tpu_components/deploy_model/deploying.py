@@ -81,8 +81,8 @@ def deploy_model(
     manifest = Manifest.load(records_dir)
     if params.endpoint and isinstance(manifest.input, CorpusInput):
         raise InputError(
-            f"Cannot deploy a language model to the endpoint {params.endpoint!r}: expected a model of images or "
-            "texts, because the health check of an endpoint supports only these. Leave deploy.endpoint out. The model "
+            f"Cannot deploy a language model to the endpoint {params.endpoint!r}: expected an image or text "
+            "model, because the health check of an endpoint supports only these. Leave deploy.endpoint out. The model "
             "is registered even without an endpoint."
         )
     export = ExportInfo.load(export_dir)

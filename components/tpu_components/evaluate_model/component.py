@@ -1,7 +1,7 @@
 """The step evaluate_model as a KFP component.
 
-The inputs after `*`, and their part of `Args:`, are the fields of EvaluateParams: `python -m tests.evidence.generated`
-writes them.
+`python -m tests.evidence.generated` writes the inputs after `*`, and their entries in `Args:`, from the fields of
+EvaluateParams.
 """
 
 from typing import Any, Dict, List
@@ -99,7 +99,7 @@ def evaluate_model(
             Empty means none.
 
     Returns:
-        evaluation: Evaluation: `evaluation.json`, `report.html` and the scored examples.
+        evaluation: Folder with `evaluation.json`, `report.html` and the scored examples.
         metrics: Metrics of the model, which platforms show and compare.
         classification: Confusion matrix for at most 100 classes, and ROC curve for two classes. Platforms draw both.
         report: Report of the evaluation as an HTML page.

@@ -110,8 +110,9 @@ def check_slices(params: EvaluateParams, manifest: Manifest, records_dir: Path) 
     kept = [*known, *load_slices(records_dir, params.split)]
     if SIZE in params.slices and SIZE not in kept and isinstance(manifest.input, ImageInput):
         raise InputError(
-            f"Cannot divide the examples by {SIZE!r}, which is named in slices: expected the sizes of the images in "
-            f"{records_dir}, but an older version wrote these records without them. Run create_tfrecords again."
+            f"Cannot divide the examples into slices by {SIZE!r}: the records in {records_dir} were written by an "
+            "earlier version, without the sizes of the images. Run create_tfrecords again, or remove "
+            f"{SIZE!r} from slices."
         )
     params.check_slices(kept)
 

@@ -232,7 +232,7 @@ def _confused_pairs(rows: Sequence[Mapping[str, Any]], confusions: Sequence[tupl
 
 
 def chart_training(history: History) -> list[Block]:
-    """Return a chart for each metric of the history, and a chart of the time of epochs."""
+    """Return a chart for each metric of the history, and a chart of the durations of the epochs."""
     known = {name for row in history for name, value in row.items() if value is not None}
     if not known & {*_CURVES}:
         return ["No history of the training run was recorded."]

@@ -45,7 +45,7 @@ def judged_metric(manifest: Manifest) -> str:
 def write_examples(
     split: str, trained: TrainedModel, records_dir: Path, manifest: Manifest, work: Path
 ) -> records.Examples:
-    """Write the inputs to compare, and a description of the task, for verification.py. Return the examples."""
+    """Write inputs of a split and a description of the task to files for verification.py. Return the examples."""
     num_examples = manifest.split(split).num_examples
     if isinstance(manifest.input, CorpusInput):
         answer_bytes = 4 * math.prod(manifest.interface.output_shape)

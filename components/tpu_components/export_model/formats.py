@@ -217,9 +217,9 @@ _SIGNATURES: Mapping[str, Callable[..., dict[str, Any]]] = {
 def write_lite(trained: TrainedModel, path: Path, is_int8: bool) -> str:
     """Write a LiteRT file with weights as float32 or int8. Return a description of the quantised parts.
 
-    The int8 model of images is calibrated, and takes uint8. A model with a loop cannot be calibrated: only its weights
-    are int8, activations are quantised while the model runs, and the state between two steps stays float32. The file of
-    a regression returns standardised numbers, because one int8 scale for all outputs in the targets' units would lose
+    An int8 image model is calibrated, and takes uint8. A model with a loop cannot be calibrated: only its weights are
+    int8, activations are quantised while the model runs, and the state between two steps stays float32. The file of a
+    regression returns standardised numbers, because one int8 scale for all outputs in the targets' units would lose
     precision for targets with small values, or with a small spread around a large mean.
     """
     function = _trace(trained)

@@ -1,7 +1,7 @@
 """The step find_drift as a KFP component.
 
-The inputs after `*`, and their part of `Args:`, are the fields of DriftParams: `python -m tests.evidence.generated`
-writes them.
+`python -m tests.evidence.generated` writes the inputs after `*`, and their entries in `Args:`, from the fields of
+DriftParams.
 """
 
 from typing import Any, Dict
@@ -36,7 +36,7 @@ def find_drift(
             the data have drifted, whatever `stop` is.
 
     Returns:
-        drift: Comparison: `drift.json` and `drift.html`.
+        drift: Folder with the comparison: `drift.json` and `drift.html`.
         page: Comparison as an HTML page.
         Output: Whether the data have drifted.
     """

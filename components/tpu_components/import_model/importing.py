@@ -74,7 +74,7 @@ def import_model(
     manifest = Manifest.load(records_dir, verify=False)
     if not isinstance(manifest.input, ImageInput):
         raise InputError(
-            f"Only models of images can be imported. Received: records of {manifest.input.plural}, whose token IDs "
+            f"Only image models can be imported. Received: records of {manifest.input.plural}, whose token IDs "
             "models of other programs do not use. Train a model with train_model."
         )
     name = params.name or model_path.name
@@ -182,7 +182,7 @@ class _Imported:
             if self._are_probabilities(predict(scores, examples, _BATCH)):
                 raise InputError(
                     f"outputs={LOGITS!r} contradicts the model {self._name!r}, whose outputs are numbers from 0 to 1 "
-                    "that add up to 1. Remove the parameter outputs."
+                    f"that add up to 1. Remove outputs={LOGITS!r}."
                 )
         if not np.isfinite(answers).all():
             raise InputError(
@@ -224,8 +224,7 @@ class _Imported:
             )
         if own and requested and tuple(requested) != own:
             raise InputError(
-                f"pixel_range={list(requested)} contradicts the model {self._name!r}, which {why}. Remove the "
-                "parameter pixel_range."
+                f"pixel_range={list(requested)} contradicts the model {self._name!r}, which {why}. Remove pixel_range."
             )
         return own or (requested[0], requested[1])
 
@@ -253,7 +252,7 @@ class _KerasFile(_Imported):
         sizes = input_shape[1:] if isinstance(input_shape, tuple) else ()
         fits = len(sizes) == 3 and all(size in (None, wanted) for size, wanted in zip(sizes, shape, strict=True))
         if not fits:
-            advice = "Import a model of images with one input."
+            advice = "Import an image model with one input."
             if len(sizes) == 3 and None not in sizes:
                 advice = f"Write the records with data.image_size={sizes[0]},{sizes[1]} and data.channels={sizes[2]}."
             raise InputError(
@@ -275,7 +274,7 @@ class _KerasFile(_Imported):
         if params.outputs == PROBABILITIES and are_logits:
             raise InputError(
                 f"outputs={PROBABILITIES!r} contradicts the model {name!r}, whose last layer has no activation. Remove "
-                "the parameter outputs."
+                f"outputs={PROBABILITIES!r}."
             )
         self.outputs = "numbers" if interface.task_name == REGRESSION else LOGITS if are_logits else PROBABILITIES
 
@@ -306,7 +305,7 @@ class _SavedModelFolder(_Imported):
         if params.code:
             raise InputError(
                 "A SavedModel needs no code, because it contains its operations. Received: "
-                f"code={params.code!r}. Remove the parameter code."
+                f"code={params.code!r}. Remove code."
             )
         self._path = path
         signatures = load(path).signatures

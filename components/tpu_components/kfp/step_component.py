@@ -42,7 +42,7 @@ class PipelineWarning(UserWarning):
 
 
 class StaleCacheWarning(PipelineWarning):
-    """Warns that the platform's cache may return results of data or code that have changed since."""
+    """Warns that the platform's cache may return outdated results after the data or the code has changed."""
 
 
 class StepComponent(PythonComponent):
@@ -248,7 +248,7 @@ def _check_nested(where: str, value: Any, kind: Any) -> None:
     origin, items = typing.get_origin(kind), typing.get_args(kind)
     if isinstance(value, Mapping):
         if strange := [key for key in value if not isinstance(key, str)]:
-            raise InputError(f"expected texts as keys of {where}, received {strange[0]!r}. Write a constant.")
+            raise InputError(f"expected strings as the keys of {where}, received {strange[0]!r}. Write a constant.")
         fields = fields_of(typing.cast(type, kind)) if dataclasses.is_dataclass(kind) else {}
         for key, part in value.items():
             inner = fields[key].kind if key in fields else items[1] if origin is Mapping else Any
@@ -260,9 +260,9 @@ def _check_nested(where: str, value: Any, kind: Any) -> None:
         name = type_utils.get_parameter_type_name(value.channel_type)
         if name in ("LIST", "STRUCT") or (kind is Any and name != "STRING"):
             raise InputError(
-                f"expected a constant as {where}, received {value.name!r}, which the pipeline determines when it runs. "
-                f"Inside a mapping or list, KFP passes it as a text. Pass the whole of "
-                f"{where.partition('[')[0]} as one input of the pipeline."
+                f"expected a constant for {where}, received {value.name!r}, whose value is known only when the "
+                "pipeline runs. Inside a mapping or list, KFP would pass the value as a string. Use one input of the "
+                f"pipeline for the whole of {where.partition('[')[0]}."
             )
 
 

@@ -1,4 +1,4 @@
-"""Predicts some examples of a source in a worker process, and writes one file of predictions."""
+"""Predicts some examples of a source in a worker process, and writes one prediction file."""
 
 import dataclasses
 import functools

@@ -1,6 +1,6 @@
 """Runs predictions as an Apache Beam pipeline, on any runner.
 
-The step's process lists the source, and writes a task for each file of predictions. Each worker predicts the examples
+The step's process lists the source, and writes a task for each prediction file. Each worker predicts the examples
 of some tasks, and writes their files. The process shares this folder with the workers:
 
 TEMP/JOB          tasks and finished files, see `resume_state`; TEMP is the option `temp_location`
@@ -34,7 +34,7 @@ def options_of(params: PredictParams, export: str) -> dict[str, str]:
 
 
 def answer_with_beam(plan: Plan, options: Mapping[str, str], own: Path) -> ResumeState:
-    """Write the missing files of predictions on the workers of a Beam runner. Return the resume state with all files.
+    """Write missing prediction files on the workers of a Beam runner. Return the resume state with all files.
 
     Args:
         plan: Plan of the files.
@@ -66,7 +66,7 @@ def answer_with_beam(plan: Plan, options: Mapping[str, str], own: Path) -> Resum
 
 
 def answer_file(number: int, work: Work, place: str, digest: str, num_files: int) -> None:
-    """Write a file of predictions on a worker, unless it is already finished.
+    """Write a prediction file on a worker, unless it is already finished.
 
     Args:
         number: Number of the file.

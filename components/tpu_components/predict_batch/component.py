@@ -1,7 +1,7 @@
 """KFP components that predict a source, on one machine or with Beam, and one that only lists its examples.
 
-The inputs after `*`, and their part of `Args:`, are the fields of PredictParams: `python -m tests.evidence.generated`
-writes them.
+`python -m tests.evidence.generated` writes the inputs after `*`, and their entries in `Args:`, from the fields of
+PredictParams.
 """
 
 from typing import Any, Dict, List
@@ -55,7 +55,7 @@ def predict_batch(
             stored below `temp_location`, which must be in a bucket if the `runner` uses other machines.
 
     Returns:
-        predictions: Folder with the files of predictions, `set_aside.jsonl` and `predictions.json`.
+        predictions: Folder with the prediction files, `set_aside.jsonl` and `predictions.json`.
         Output: Number of predictions.
     """
     inputs = dict(locals())
@@ -142,7 +142,7 @@ def predict_with_beam(
             when it changes.
 
     Returns:
-        predictions: Folder with the files of predictions, `set_aside.jsonl` and `predictions.json`.
+        predictions: Folder with the prediction files, `set_aside.jsonl` and `predictions.json`.
         Output: Number of predictions.
     """
     inputs = {**asked, **locals(), "engine": "beam"}

@@ -75,7 +75,7 @@ class PredictResult:
         num_examples: Number of examples in the source.
         num_predicted: Number of examples that were predicted.
         num_set_aside: Number of examples that could not be read.
-        num_files: Number of files of predictions.
+        num_files: Number of prediction files.
         predicted: Number of examples by predicted class or label. Empty for a regression.
     """
 

@@ -62,7 +62,7 @@ def predict_batch(params: PredictParams, export: str | Path, directory: str | Pa
 
 
 def answer_files(plan: Plan, state: ResumeState) -> None:
-    """Write the missing files of predictions, in worker processes. Finished files are kept."""
+    """Write the prediction files that are still missing, in worker processes. Finished files are kept."""
     finished = state.whole(plan.names)
     numbers = range(len(plan.names))
     missing = [number for number in numbers if plan.names[number] not in finished]
@@ -80,7 +80,7 @@ def answer_files(plan: Plan, state: ResumeState) -> None:
 
 
 def form_of(file: Path) -> str:
-    """Return the format of a file of predictions, `jsonl` or `parquet`, by its suffix.
+    """Return the format of a prediction file, `jsonl` or `parquet`, by its suffix.
 
     Raises:
         InputError: If the suffix is unknown.

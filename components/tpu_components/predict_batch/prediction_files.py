@@ -1,4 +1,4 @@
-"""Plans the files of predictions, collects them from workers, and publishes them as a folder."""
+"""Plans the prediction files, collects them from workers, and publishes them as a folder."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ _NOTE = {"set_aside": list[Mapping[str, Any]], "predicted": Mapping[str, int], "
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Examples to predict, and the files of predictions. A plan is the same for all workers.
+    """Examples to predict, and the prediction files. A plan is the same for all workers.
 
     Attributes:
         work: Settings of the workers.
@@ -63,7 +63,7 @@ class Plan:
 
 
 def file_name(number: int, num_files: int, form: str) -> str:
-    """Return the name of a file of predictions.
+    """Return the name of a prediction file.
 
     Example:
         >>> file_name(7, 12, "jsonl")
@@ -104,7 +104,7 @@ def plan_answers(params: PredictParams, export: str) -> Plan:
 
 
 def publish(plan: Plan, state: ResumeState, directory: Path) -> PredictResult:
-    """Write the files of predictions, `set_aside.jsonl` and `predictions.json`.
+    """Write the prediction files, `set_aside.jsonl` and `predictions.json`.
 
     The folder is written completely or not at all.
 

@@ -1,7 +1,7 @@
 """The step preflight_training as a KFP component.
 
-The inputs after `*`, and their part of `Args:`, are the fields of PreflightParams: `python -m tests.evidence.generated`
-writes them.
+`python -m tests.evidence.generated` writes the inputs after `*`, and their entries in `Args:`, from the fields of
+PreflightParams.
 """
 
 from typing import Any, Dict, NamedTuple
@@ -75,7 +75,7 @@ def preflight_training(
         compile_memory_mib: Memory limit of a compilation, in MiB.
 
     Returns:
-        preflight: Findings: `preflight.json` and `preflight.html`.
+        preflight: Folder with the findings: `preflight.json` and `preflight.html`.
         report: Findings as an HTML page.
         timeout: Time limit of the training in Vertex AI's format, seconds followed by `s`.
         footprint: Footprint of the training step, which is stored with a registered version. Keys: `machine`, `region`,

@@ -138,9 +138,9 @@ def predict_inputs(
 
     Args:
         export_dir: Folder that export_model wrote.
-        inputs: For a model of images: image files, which are resized if necessary, folders of them, or .npy/.npz files
+        inputs: For an image model: image files, which are resized if necessary, folders of them, or .npy/.npz files
             with arrays uint8[N, height, width(, channels)]. Arrays of labels, such as `y_test` next to `x_test`, are
-            ignored. For a model of texts: text files, folders of them, .csv, .tsv and .jsonl files, .npy/.npz files
+            ignored. For a text model: text files, folders of them, .csv, .tsv and .jsonl files, .npy/.npz files
             with arrays str[N], or the texts themselves. `-` reads stdin. A line of a .jsonl file, or of stdin, is a
             text or `{"text": "…"}`.
         top: Number of classes to return. It does not limit labels or regression values.
@@ -207,8 +207,8 @@ def _read_inputs(
             yield _encode([argument], [argument], reader, unread)
         elif isinstance(reader, Tokenizer) and not Location(argument).is_remote and not os.path.exists(argument):
             raise InputError(
-                f"Cannot read {argument!r}: there is no such file or folder. Check the path. To predict it as a text, "
-                "pass - and write it to stdin."
+                f"Cannot read {argument!r}: there is no such file or folder. Check the path. If this is the text "
+                "itself and not a path, pass - and write the text to stdin."
             )
         elif not Location(argument).is_remote and Path(argument).is_dir():
             for file in storage.list_files(argument):

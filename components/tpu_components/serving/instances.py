@@ -116,7 +116,7 @@ def parse_request(
 
     An IMAGE is an image file in Base64, `{"b64": "…"}`, or pixels. An image file is resized if necessary. Pixels are
     nested lists [height][width][channels] of whole numbers in [0, 255], or [height][width] for a grey image. Files and
-    pixels may be wrapped as `{"image": IMAGE}` or `{"encoded": IMAGE}`. For a model of texts, an instance is a string
+    pixels may be wrapped as `{"image": IMAGE}` or `{"encoded": IMAGE}`. For a text model, an instance is a string
     or `{"text": "…"}`. A language model predicts the next character.
 
     Args:

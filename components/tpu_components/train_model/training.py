@@ -505,14 +505,14 @@ def describe_time(time: Mapping[str, float]) -> str:
 
     Example:
         >>> describe_time({"compute": 9.0, "input": 0.5, "checkpoint": 0.0, "host": 0.5})
-        'time of epochs 10.0 s: 90% computing; waiting: 5% for input, 0% for checkpoints, 5% for the host'
+        'the epochs took 10.0 s: 90% computing; waiting: 5% for input, 0% for checkpoints, 5% for the host'
     """
     total = sum(time.values())
     shares = {kind: seconds / total if total else 0.0 for kind, seconds in time.items()}
     words = {INPUT: "input", CHECKPOINT: "checkpoints", HOST: "the host"}
     waits = [f"{shares[kind]:.0%} for {name}" for kind, name in words.items() if kind in shares]
     what = "computing" if INPUT in shares else "computing and input"
-    return f"time of epochs {total:.1f} s: {shares[COMPUTE]:.0%} {what}; waiting: {', '.join(waits)}"
+    return f"the epochs took {total:.1f} s: {shares[COMPUTE]:.0%} {what}; waiting: {', '.join(waits)}"
 
 
 def _epoch_line(entry: dict[str, float], now: checkpoint.TrainingProgress, epochs: int, manifest: Manifest) -> str:

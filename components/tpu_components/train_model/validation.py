@@ -167,8 +167,8 @@ class Validation:
         session: The session.
         split: This host's share of the validation split.
         metrics: Additional Keras metrics.
-        is_resident: Whether the training split stays in device memory. If it does, a validation split that is held in
-            RAM also stays in device memory.
+        is_resident: Whether the training split stays in device memory. If it does, `split` is copied to device memory
+            too, provided that it is small enough to be held in RAM.
     """
 
     def __init__(self, session: Session, split: ValidationSplit, metrics: Sequence[Any], is_resident: bool) -> None:

@@ -246,8 +246,8 @@ def train(
     """Train, evaluate, export and register a model on this machine. Unchanged steps of earlier runs are reused.
 
     Args:
-        model: A keras.Model, whose current weights are the initial weights; the name of a ready model; or the path of a
-            model file.
+        model: A keras.Model, whose current weights are the initial weights; the name of a ready-made model; or the
+            path of a model file.
         data: Arrays `(x, y)`, or `((x, y), (x_validation, y_validation))`; a mapping of arrays with keys such as
             `x_train`; a folder, file or source; or a mapping with the settings of the configuration section `data`.
         name: Name of the run. The default is the name of the model.
@@ -479,7 +479,8 @@ def model_value(model: Any, folder: Path) -> Any:
 
     if not isinstance(model, keras.Model):
         raise InputError(
-            f"Cannot train {type(model).__name__}: expected a keras.Model, a ready model's name or a model file."
+            f"Cannot train {type(model).__name__}: expected a keras.Model, the name of a ready-made model such as "
+            "'digits_cnn', or the path of a model file."
         )
     if not model.built:
         raise InputError(

@@ -391,7 +391,9 @@ def _check_image(component: Any, platform: Platform) -> None:
             "pipeline, call on_machine for each of its steps."
         )
     if not container.image:
-        raise InputError(f"The component {component.name!r} has no image. Name one, for example with with_image.")
+        raise InputError(
+            f"The component {component.name!r} has no container image. Set one: with_image(component, IMAGE)."
+        )
     if container.image in (LOCAL_IMAGE, LOCAL_BEAM_IMAGE):
         name = called(component)
         raise InputError(

@@ -64,7 +64,7 @@ COMMANDS = (
                 help="kind of data in DIR (default: detected)",
             ),
             argument("--data", default="", metavar="DIR", help="with --from model: folder or file of the data"),
-            argument("--model", default="", metavar="MODEL", help="a ready model, or your .py or .keras file"),
+            argument("--model", default="", metavar="MODEL", help="a ready-made model, or your .py or .keras file"),
             argument("--name", default="", metavar="NAME", help="name of the runs and files (default: name of DIR)"),
             argument(
                 "--output", type=user_path, default=Path(), metavar="DIR", help="folder for the files (default: .)"

@@ -279,7 +279,7 @@ class ModelSection:
     """Section `model` of a configuration: the model to train.
 
     Attributes:
-        name: A ready model, a .py or .keras file, or `module:function`. The section may also be just this name.
+        name: A ready-made model, a .py or .keras file, or `module:function`. The section may also be just this name.
         parameters: Arguments of `build_model`, in addition to the arguments that the data determine.
         files: Additional files and folders, local or on gs://, that the model's code reads. Cached steps run again when
             one of them changes. Local files that the code or a parameter names are detected automatically. Files in a

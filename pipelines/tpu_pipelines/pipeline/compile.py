@@ -284,15 +284,16 @@ def with_carried_model(config: Config, platform: Platform, settings: Settings) -
     model's code, so that the steps run exactly this code, and the platform's cache detects changes.
 
     Raises:
-        InputError: If the model cannot be uploaded: it is part of this project or of a library, or the settings have no
-            bucket.
+        InputError: If the model cannot be uploaded: it belongs to tpu-pipelines or to an installed library, or the
+            settings have no bucket.
     """
     model = config.training.model
     bundle = bundle_of(model)
     if bundle is None and model.endswith((".py", ".keras")):
         raise InputError(
-            f"Cannot compile {config.name!r} for {platform.name}: the model {model!r} is part of this "
-            "project or of a library, whose code is not uploaded. Move it to a separate folder."
+            f"Cannot compile {config.name!r} for {platform.name}: the model {model!r} belongs to "
+            "tpu-pipelines or to an installed library, whose code is not uploaded. Copy the model to a folder of your "
+            "own."
         )
     has_bucket = settings.bucket_location.is_remote
     if bundle is None or Location(model).is_remote or (":" in model and not has_bucket):

@@ -46,8 +46,8 @@ def find_drift(config: Config, settings: Settings | None = None) -> Drift:
 
     Args:
         config: The configuration.
-        settings: Settings of the platform, which contain the place of a registry on Vertex AI, or None if the registry
-            is a folder.
+        settings: Settings of the platform, which locate a registry on Vertex AI. Not needed if the registry is a
+            folder.
 
     Raises:
         InputError: If the data or the registry cannot be used.

@@ -47,14 +47,14 @@ def _of_version(origin: Origin) -> NamedFootprint:
     if not kept:
         raise InputError(
             f"Cannot compare with {name}: this version has no preflight result, because its run had no preflight or "
-            "was made with an earlier release. Compare with a preflight.json, for example of the previous commit."
+            "used an earlier release. Compare with a preflight.json file instead, for example from the previous commit."
         )
     try:
         return NamedFootprint(name, Footprint.read(kept))
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"Cannot compare with {name}: another release wrote its preflight result ({error!r}). Compare with a "
-            "preflight.json."
+            "preflight.json file instead."
         ) from error
 
 

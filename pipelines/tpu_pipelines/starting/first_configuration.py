@@ -306,9 +306,9 @@ def _input_shape(model: str) -> tuple[int | None, ...]:
 
 
 def _least_image_shape(model: str) -> tuple[int, ...]:
-    """Return the smallest height and width, and the number of channels, that a ready model accepts.
+    """Return the smallest height and width, and the number of channels, that a ready-made model accepts.
 
-    Return an empty tuple if the model has no such limits, or is not a ready model.
+    Return an empty tuple if the model has no such limits, or is not a ready-made model.
     """
     module = importlib.import_module(REGISTRY[model]) if model in REGISTRY else None
     least: tuple[int, ...] = getattr(module, "LEAST_IMAGE_SHAPE", ())

@@ -255,7 +255,11 @@ def test_csv_refuses_a_missing_file(tmp_path):
         ("picture,label", {}, r"Missing columns in .*: 'path'. Received: \['.*first line must name.*columns={path: …}"),
         ("path,tag", {}, r"Missing columns in .*: 'label'. Received: \['.*first line must name.*columns={label: …}"),
         ("a,b", {}, r"Missing columns in .*: 'path', 'label'. Received: \['.*The first line must name"),
-        ("path,label,label", {}, r"Repeated columns in .*\['path', 'label', 'label'\]. Expected every used column"),
+        (
+            "path,label,label",
+            {},
+            r"Repeated columns in .*\['path', 'label', 'label'\]. Each column that is used needs a unique name",
+        ),
         ("path,label", {"group_column": "patient"}, r"Missing columns in .*: 'patient'. Received: \['path', 'label'\]"),
         (
             "path,label",
@@ -586,7 +590,7 @@ def test_csv_refuses_an_empty_cell_by_its_line_and_column(tmp_path, line, empty)
 
 @pytest.mark.parametrize("split", ["dev", "trian"])
 def test_csv_refuses_an_unknown_split(tmp_path, split):
-    with pytest.raises(InputError, match=rf"Unknown splits in .*: '{split}'. Expected train, validation, test"):
+    with pytest.raises(InputError, match=rf"Unknown splits in .*: '{split}'. Expected only train, validation, test"):
         _plan(_csv(tmp_path, f"path,label,split\n{_rows(extra=',train')}x.png,cat,{split}\n"))
 
 

@@ -301,7 +301,7 @@ def test_lambdas_are_never_loaded(digits_records, tmp_path):
 
 def test_records_of_texts_and_folders_without_records_are_refused(foreign, review_records, tmp_path):
     params = ImportParams(("neg", "pos"), pixel_range=(0, 1))
-    with pytest.raises(InputError, match=r"Only models of images can be imported. Received: records of texts"):
+    with pytest.raises(InputError, match=r"Only image models can be imported. Received: records of texts"):
         import_model(params, review_records, foreign / "own.keras", tmp_path / "model")
     with pytest.raises(InputError, match=r"dataset.json"):
         import_model(params, foreign, foreign / "own.keras", tmp_path / "model")

@@ -195,7 +195,9 @@ def test_a_list_that_the_pipeline_determines_is_not_inside_of_an_input():
         STEPS.create_tfrecords(source="sklearn:digits", class_names=names)
         STEPS.create_tfrecords(source="sklearn:digits", columns={"label": f"label-{least}"})
 
-    with pytest.raises(InputError, match=r"as columns\['label'\], received 'names', which the pipeline"):
+    with pytest.raises(
+        InputError, match=r"for columns\['label'\], received 'names', whose value is known only when the pipeline"
+    ):
 
         @dsl.pipeline
         def refused(names: list):
@@ -253,14 +255,18 @@ def test_a_renamed_input_keeps_its_old_name_for_a_while():
         (
             "train_model",
             {"optimizer_parameters": lambda _, number: {"a": [number]}},
-            r"Pass the whole of optimizer_parameters as one input of the pipeline\.",
+            r"Use one input of the pipeline for the whole of optimizer_parameters\.",
         ),
         ("preflight_training", {"training": lambda _, number: {"model": "digits_cnn", "epochs": number}}, ""),
         ("preflight_training", {"training": lambda _, n: {"model_parameters": {"units": n}}}, r"\['units'\], received"),
         ("train_model", {"model_parameters": lambda text, _: {"name": text}}, ""),
         ("evaluate_model", {"minimum": lambda _, number: {"accuracy": number}}, ""),
         ("evaluate_model", {"minimum": lambda _, number: {"loss": number}}, r"lower is better.* Move it to maximum"),
-        ("evaluate_model", {"minimum": lambda text, _: {text: 0.5}}, r"expected texts as keys of minimum, received"),
+        (
+            "evaluate_model",
+            {"minimum": lambda text, _: {text: 0.5}},
+            r"expected strings as the keys of minimum, received",
+        ),
         ("create_tfrecords", {"source": lambda text, _: f"image:{text}"}, r"Unknown source 'image:{…}': expected"),
         ("create_tfrecords", {"source": "images:gs:/b/photos"}, r"'gs:/' has only one slash. Write gs://\."),
         ("create_tfrecords", {"source": "sklearn:digits", "class_names": "[a, b]"}, r"expected a list"),

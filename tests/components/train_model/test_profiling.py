@@ -37,10 +37,10 @@ def test_a_block_that_fails_is_counted_too():
 def test_the_line_about_time_says_what_held_the_device_back():
     with_input = describe_time({"compute": 9.0, "input": 0.5, "checkpoint": 0.0, "host": 0.5})
     assert with_input == (
-        "time of epochs 10.0 s: 90% computing; waiting: 5% for input, 0% for checkpoints, 5% for the host"
+        "the epochs took 10.0 s: 90% computing; waiting: 5% for input, 0% for checkpoints, 5% for the host"
     )
     without = describe_time({"compute": 3.0, "checkpoint": 0.0, "host": 1.0})
-    assert without == ("time of epochs 4.0 s: 75% computing and input; waiting: 0% for checkpoints, 25% for the host")
+    assert without == ("the epochs took 4.0 s: 75% computing and input; waiting: 0% for checkpoints, 25% for the host")
 
 
 class Silent:

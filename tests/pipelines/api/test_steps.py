@@ -80,7 +80,7 @@ def test_nothing_to_compare_is_refused(examined):
         ({"args": 3}, "Cannot use int as the inputs of step: expected a tuple"),
         ({"kwargs": [1]}, "expected a mapping of names to inputs"),
         ({"slices": 1.5}, "expected slices=1 or more, a whole number"),
-        ({"levels": -1}, "expected a number of scopes"),
+        ({"levels": -1}, "expected the largest number of scopes in a layer's name, a whole number"),
     ],
 )
 def test_a_value_that_is_not_usable_is_refused_before_anything_is_compiled(options, message):

@@ -328,7 +328,7 @@ def test_slices_that_there_will_not_be_are_refused_before_anything_is_trained():
     for name in ("site", "length", "size"):
         assert parse_config({**raw, "gate": {"slices": ["class", name]}}).gate.slices == ("class", name)
     with pytest.raises(
-        InputError, match=r"Cannot use gate: Cannot divide the examples by 'sit'.* Did you mean 'site'\?"
+        InputError, match=r"Cannot use gate: Cannot divide the examples into slices by 'sit'.* Did you mean 'site'\?"
     ):
         parse_config({**raw, "gate": {"slices": ["class", "sit"]}})
     numbers = {**raw, "data": {**raw["data"], "task": "regression"}, "gate": {"slice_minimum": 0.5}}

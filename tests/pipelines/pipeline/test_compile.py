@@ -767,7 +767,7 @@ def test_a_models_file_among_this_projects_code_is_refused(tmp_path, monkeypatch
     file = tmp_path / "tpu_components" / name
     file.parent.mkdir()
     file.touch()
-    with pytest.raises(InputError, match=rf"model '{file}' is part of this project .* separate folder"):
+    with pytest.raises(InputError, match=rf"model '{file}' belongs to tpu-pipelines .* to a folder of your own"):
         compile_digits("vertex", f"model={file}", settings=SETTINGS)
 
 

@@ -407,7 +407,7 @@ def test_a_run_that_is_refused_is_kept_and_told_as_failed(tmp_path, capsys):
         assert main([*command, "--set", "preflight=false"]) == 2
     shown = files[0].read_text()
     assert shown.count("### ✗ digits: failed") == 2
-    assert "divide the examples by 'length'" in shown
+    assert "divide the examples into slices by 'length'" in shown
     assert "Another run is writing to" in shown
     assert 'failures="1"' in files[1].read_text()
     second, first = deciding.entries(

@@ -35,15 +35,15 @@ def test_what_a_run_reads_lies_neither_in_its_folder_nor_among_its_earlier_runs(
 
 def test_slices_that_the_data_cannot_have_are_refused_before_the_training(tmp_path):
     check_data(load_config("digits", ["gate.slices=[class, size]"]))
-    with pytest.raises(InputError, match="by 'length', which is named in slices: expected one of class, size"):
+    with pytest.raises(InputError, match="into slices by 'length': expected one of class, size"):
         check_data(load_config("digits", ["gate.slices=[length]"]))
     rows = [f"film {i},{'pos' if i % 2 else 'neg'}" for i in range(60)]
     (tmp_path / "films.csv").write_text("\n".join(["text,label", *rows]))
     films = [f"data.source=csv:{tmp_path}/films.csv", "training.batch_size_per_replica=1"]
     check_data(load_config("imdb_lstm", [*films, "gate.slices=[length]"]))
-    with pytest.raises(InputError, match="by 'size', which is named in slices: expected one of class, length"):
+    with pytest.raises(InputError, match="into slices by 'size': expected one of class, length"):
         check_data(load_config("imdb_lstm", [*films, "gate.slices=[size]"]))
     (tmp_path / "play.txt").write_text("to be or not to be\n" * 900)
     play = [f"data.source=corpus:{tmp_path}/play.txt", "training.batch_size_per_replica=1"]
-    with pytest.raises(InputError, match=r"by 'size', which is named in slices: expected one of class\."):
+    with pytest.raises(InputError, match=r"into slices by 'size': expected one of class\."):
         check_data(load_config("shakespeare_lstm", [*play, "gate.slices=[size]"]))

@@ -11,7 +11,7 @@ _DIGITS, _MAX_DIGITS = 4, 17  # Any two different numbers differ in 17 significa
 
 
 def decimals(value: float) -> int:
-    """Return the number of decimals that shows a value with three significant digits, limited to [0, 4]."""
+    """Return how many decimal places show a value with three significant digits: from 0 to 4."""
     return min(max(0, 2 - math.floor(math.log10(value))), 4) if value > 0 else 0
 
 

@@ -569,7 +569,7 @@ def _load(image: Any, rule: ImageRule) -> _Loaded:
                 )
             image = Image.fromarray((values >> 8).astype(np.uint8))
         if image.mode in ("I", "F"):
-            raise UnreadableImageError(f"32 bits per pixel (mode {image.mode}): expected 8 or 16")
+            raise UnreadableImageError(f"32 bits per channel (mode {image.mode}): expected 8 or 16")
         mode = _MODES[rule.channels or (1 if image.mode in _GREY_MODES else 3)]
         converted = image if image.mode == mode else image.convert(mode)
         if orientation > 1 and not is_tiff:

@@ -118,7 +118,7 @@ class VertexService:
             return list(pages)
 
     def is_done(self, operation: Any, method: str) -> bool:
-        """Return whether a long-running operation has ended. The service receives only one request.
+        """Return whether a long-running operation has ended. This sends a single request and does not wait.
 
         Args:
             operation: The operation, which `call` returned.

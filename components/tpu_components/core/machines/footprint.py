@@ -31,7 +31,8 @@ class Footprint:
         capacity_bytes: Memory of a device that a program may use, in bytes.
         usd_per_hour: Price of the whole slice in US dollars, or 0 if unknown.
         compiler: Versions of libtpu, JAX and Keras.
-        target: Platform of the price. Empty in files of old versions, which contain Compute Engine's price.
+        target: Platform that charges the price. Empty in files from earlier versions, which contain Compute
+            Engine's price.
         price_factor: Ratio of `usd_per_hour` to Compute Engine's list price.
     """
 

@@ -321,7 +321,10 @@ class Catalogue:
     slices: tuple[Slice, ...]
 
     def find(self, name: str) -> Slice:
-        """Return the slice with a short name, Cloud TPU's name (`v5litepod-8`) or a name with a topology (`v5e:4x4`).
+        """Return the slice with this name.
+
+        Args:
+            name: Short name (`v5e-8`), Cloud TPU's name (`v5litepod-8`), or generation with topology (`v5e:4x4`).
 
         Raises:
             InputError: If no slice has the name, or several slices have it. The message lists the nearest slices.

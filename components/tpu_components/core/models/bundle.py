@@ -117,8 +117,8 @@ def _check_may_travel(model: str, files: Mapping[str, Path]) -> None:
         if sizes[name] <= _MOST_CREDENTIAL_BYTES and _opens_an_account(path.read_bytes()):
             raise InputError(
                 f"Cannot bundle the model {model!r} for other machines: its code uses {name!r}, which contains "
-                "credentials. Everybody who can read the bundle could use them. Remove the file from the code: on a "
-                "platform, the step authenticates with its service account."
+                "credentials. Everybody who can read the bundle could use them. Change the code so that it does not "
+                "need this file: on a platform, the step authenticates with its service account."
             )
 
 

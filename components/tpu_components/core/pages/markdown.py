@@ -29,7 +29,7 @@ def plain(text: str, longest: int = _LONGEST) -> str:
 
 
 def escape(text: str) -> str:
-    r"""Escape a text of one line for Markdown.
+    r"""Escape a single line of text for Markdown.
 
     https://spec.commonmark.org/0.31.2/#backslash-escapes
 

@@ -150,10 +150,10 @@ class SliceMetric:
             that have the label.
         metric: Metric that the gate compares.
         value: The model's metric on the slice.
-        interval: Confidence interval of the metric, corrected for the number of slices, or None if there are too few
-            examples. Each side has the gate's confidence.
+        interval: Confidence interval of the metric, or None if there are too few examples. Each end is a one-sided
+            bound at the gate's confidence level, corrected for the number of slices.
         champion: The champion's metric on the slice, or None without a champion.
-        difference: Difference from the champion, with the same confidence, or None without a champion.
+        difference: Difference from the champion, or None without a champion. Its bounds have the same confidence level.
     """
 
     by: str

@@ -1,4 +1,4 @@
-"""Listing of tables of image paths or texts, from CSV files and other sources with rows."""
+"""Lists the examples of a table, such as a CSV file, whose rows contain image paths or texts."""
 
 import dataclasses
 import hashlib
@@ -451,7 +451,7 @@ def _check_repeated(table: Table, names: Sequence[str]) -> None:
     if repeated := [name for name in names if list(table.columns).count(name) > 1]:
         raise InputError(
             f"Repeated columns in {table.location}: {quoted(repeated)}. Received: {[*filter(None, table.columns)]}. "
-            "Expected every used column only once. Rename or remove the repeated columns."
+            "Each column that is used needs a unique name. Rename or remove the repeated columns."
         )
 
 

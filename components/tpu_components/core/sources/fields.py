@@ -256,10 +256,13 @@ def read_splits(values: Sequence[Any], location: str) -> tuple[np.ndarray, dict[
     names = ["" if (text := _only(value)) is None else _name(text) for value in values]
     split_of = {name: split_named(name) for name in set(names) - MISSING}
     if strange := sorted(name for name, split in split_of.items() if not split):
-        raise InputError(f"Unknown splits in {location}: {quoted(strange)}. Expected {', '.join(SPLITS)}. Rename them.")
+        raise InputError(
+            f"Unknown splits in {location}: {quoted(strange)}. Expected only {', '.join(SPLITS)}. Rename the splits."
+        )
     if not split_of:
         raise InputError(
-            f"No example in {location} has a split. Expected {', '.join(SPLITS)}. Fill in the field, or remove it."
+            f"The split field is empty in every example of {location}. Expected one of {', '.join(SPLITS)} in each "
+            "example. Fill in this field, or remove it."
         )
     lacking = {i: "its split is missing" for i, name in enumerate(names) if name not in split_of}
     return np.array([split_of.get(name) or TRAIN for name in names]), lacking

@@ -72,8 +72,8 @@ class Selection:
 def pack_tasks(key: str, examples: Selection, counts: Mapping[int, int]) -> bytes:
     """Serialize the examples of several parts of a listing as the content of a file that `load_tasks` reads.
 
-    Contents in memory, or in files that were unpacked on this machine, are copied into the file. For contents in files
-    that other machines can read, it has only paths and byte ranges.
+    If other machines can read all contents from existing files, the new file only refers to them, by path and byte
+    range. If any content is only in memory or in a file unpacked on this machine, all contents are copied.
 
     Args:
         key: Digest of the settings and data that determine the parts.

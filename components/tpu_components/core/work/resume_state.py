@@ -205,7 +205,7 @@ def gather(
         ranges = (i for i in range(num_ranges) if set(range_of(i, num_ranges, len(names))).intersection(missing))
         without = f" without pieces of range {', '.join(map(str, ranges))}" if num_ranges else ""
         raise InputError(
-            f"{len(missing):,} of {len(names):,} pieces are missing, the first is {names[missing[0]]}. Some ranges "
+            f"{len(missing):,} of {len(names):,} pieces are missing; the first is {names[missing[0]]}. Some ranges "
             f"of the work have not run, or their folders were not passed: received {len(folders)} folders{without}. "
             "Run the missing ranges, and pass all folders."
         )

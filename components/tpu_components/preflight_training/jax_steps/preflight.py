@@ -90,7 +90,10 @@ class StepCase:
         if not isinstance(self.slices, int) or self.slices < 1:
             raise InputError(f"Cannot compile for {self.slices} slices: expected slices=1 or more, a whole number.")
         if not isinstance(self.levels, int) or self.levels < 0:
-            raise InputError(f"Cannot use levels={self.levels!r}: expected a number of scopes, such as 2.")
+            raise InputError(
+                f"Cannot use levels={self.levels!r}: expected the largest number of scopes in a layer's name, a whole "
+                "number of at least 0."
+            )
 
     @property
     def label(self) -> str:

@@ -168,7 +168,7 @@ class PartsWriter:
         return PartsManifest(sizes, {key: (array.shape, array.dtype.str) for key, array in sharded.items()})
 
     def clean(self, manifests: Iterable[PartsManifest | None]) -> None:
-        """Delete all files of parts, except files in `manifests` and files that a host may be writing now."""
+        """Delete all part files, except those in `manifests` and those that a host may still be writing."""
         kept = {name for manifest in manifests if manifest is not None for name in manifest.files}
         own = f"{self._session:x}-"
         for path in self._folder.glob("*") if self._folder.is_dir() else ():
@@ -219,7 +219,7 @@ class _PartInFile:
 
 @contextlib.contextmanager
 def _opened(path: Path, size: int | None = None) -> Iterator[Any]:
-    """Open a file of parts. If `size` is set, check that the file has this size in bytes.
+    """Open a part file. If `size` is set, check that the file has this size in bytes.
 
     Raises:
         InputError: If the file is missing or damaged. This includes damage that shows only in the `with` block.

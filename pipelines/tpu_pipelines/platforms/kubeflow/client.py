@@ -344,7 +344,7 @@ class KubeflowClient:
         return [self._read_schedule(recurring) for recurring in self._list("recurring_runs", name)]
 
     def schedule_content(self, job: Job, cron: str) -> Mapping[str, Any]:
-        """Return the fields of a recurring run that this package sets."""
+        """Return the fields that this package sets in a recurring run of the job."""
         return _content(self._recurring_run(job, cron))
 
     def create_schedule(self, job: Job, cron: str) -> Schedule:

@@ -230,7 +230,7 @@ class VertexClient:
         ]
 
     def schedule_content(self, job: Job, cron: str) -> Mapping[str, Any]:
-        """Return the fields of a schedule that this package sets."""
+        """Return the fields that this package sets in a schedule of the job."""
         return self._read_schedule(self._schedule(job, cron)).content
 
     def create_schedule(self, job: Job, cron: str) -> Schedule:

@@ -167,7 +167,7 @@ def test_read_image_refuses_a_jpeg_bomb_before_unpacking_it(encode):
 def test_read_image_refuses_32_bit_pixels():
     buffer = io.BytesIO()
     Image.fromarray(np.ones((4, 4), np.float32)).save(buffer, "TIFF")
-    with pytest.raises(UnreadableImageError, match=r"32 bits per pixel \(mode F\): expected 8 or 16"):
+    with pytest.raises(UnreadableImageError, match=r"32 bits per channel \(mode F\): expected 8 or 16"):
         read_image(buffer.getvalue(), AS_FOUND)
 
 

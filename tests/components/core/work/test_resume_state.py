@@ -71,7 +71,7 @@ def test_pieces_of_several_folders_are_put_together_in_order(tmp_path):
             folder.finish(name, name.encode(), {})
     assert [piece.content for piece in gather(folders, "digest", "abcd")] == [b"a", b"b", b"c", b"d"]
     with pytest.raises(
-        InputError, match=r"1 of 3 pieces are missing, the first is e\. .* received 2 folders\. Run the missing"
+        InputError, match=r"1 of 3 pieces are missing; the first is e\. .* received 2 folders\. Run the missing"
     ):
         gather(folders, "digest", "aeb")
     with pytest.raises(
