@@ -144,4 +144,4 @@ def test_a_quick_preflight_compares_no_times(tmp_path):
 
 def test_what_is_no_training_to_compare_with_is_refused_before_anything_is_compiled(tmp_path):
     done = tpu_pipelines_here("preflight", "digits", "--against", str(tmp_path / "nothing"))
-    assert_user_error(done, "Cannot compare with", "of another registry, or a preflight.json or its folder")
+    assert_user_error(done, "Cannot compare with", "in another registry, or a preflight.json or its folder")
