@@ -61,8 +61,8 @@ def evaluate_model(
             Both rules are tested at the confidence level `confidence`. With a margin above 0 and a registry, the model
             is also compared with the best model that was ever promoted and not rolled back. In a configuration, the
             default is 0 for the main metric of the task: accuracy, micro_f1 for multi-label data, r2 for a regression,
-            bits_per_character for a language model. For a task without accuracy, this metric also replaces the
-            component's default, {"accuracy": 0.0}.
+            bits_per_character for a language model. Without a configuration, the default is {"accuracy": 0.0}; for a
+            task without accuracy, it is 0 for the main metric.
         confidence: Confidence level of the comparison with the champion, at least 0.5. With 0.95, at most about 5% of
             the models that are not better are promoted. If there is a margin, this applies to models that are worse by
             the margin. With 0.5, there is no significance test: the measured values are compared, and a tie is
@@ -72,7 +72,8 @@ def evaluate_model(
             every decision may use the full error rate. Decisions are counted in the registry of the champion.
         bound_confidence: Confidence level of `minimum` and `maximum`. With 0.95, at most about one in twenty models
             whose true value is equal to the bound passes. With 0.5, the measured value is compared with the bound, and
-            the gate's reason says how often a model whose true value is equal to the bound scores as high.
+            the gate's reason says how often a model whose true value is equal to the bound would score at least as high
+            (or as low, if this model is below the bound).
         slices: Properties that divide the examples into slices. Slices are judged separately, so that a better mean
             does not hide a slice that became worse. The properties are `class` (for multi-label data, each label),
             `length` of texts, `size` of images (number of pixels in the file), and the columns of `data.slice_columns`.
