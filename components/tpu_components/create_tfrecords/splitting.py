@@ -39,9 +39,10 @@ def assign_splits(
     The hash of an example's key gives the example a position between 0 and 1. Positions below `test_fraction` are the
     test split, the following positions are the validation split, and the rest is the training split. Apart from the two
     rules below, the split of an example does not depend on other examples, so it does not change when a data set grows.
-    Therefore, shares are exact only on average, as with random draws. No rule that looks at each example alone can
-    guarantee a share: if it put at least one of any m examples of a class into the test split, at most m - 1 examples
-    of this class could be in the training split, however large the class is.
+    Therefore, shares are exact only on average, as with random draws. A rule that decides on each example independently
+    cannot guarantee that every split gets a minimum share. Suppose that it put at least one of every m examples of a
+    class into the test split. Then no m examples of this class could all be in the training split, so the training
+    split would have at most m - 1 of them, however large the class is.
 
     1. With `stratify`, a split that has no example of a class borrows one: the example of this class whose position is
        nearest. At least one example of the class stays in the training split. The borrowed example goes back when the

@@ -43,7 +43,7 @@ class Rival:
 def load_rivals(
     params: EvaluateParams, manifest: Manifest, records_dir: Path, digest: str, scratch: Path
 ) -> tuple[list[Rival], HeldOutSet | None]:
-    """Return the rival models, the champion first, and the gate's earlier decisions on the test set.
+    """Return the rival models (the champion first) and the gate's earlier decisions on the test set.
 
     Args:
         params: The champion and the rules of the gate.
@@ -53,8 +53,8 @@ def load_rivals(
         scratch: Folder for the files of models on gs://.
 
     Returns:
-        The rivals and the gate's earlier decisions. Without a champion, the list of rivals is empty. The decisions are
-        None if they are not counted.
+        The rivals and the gate's earlier decisions. Without a champion, the list of rivals is empty, and the decisions
+        are None. The decisions are also None if the gate does not count them; see `find_held_out`.
     """
     champion = find_champion(params.champion, digest, scratch)
     if champion is None:

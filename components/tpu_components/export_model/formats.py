@@ -77,9 +77,9 @@ class TrainedModel:
 
     @property
     def scale(self) -> dict[str, list[float]]:
-        """`scale` and `offset` that convert standardised numbers to the units of a regression, one for each target.
+        """`scale` and `offset`, which convert standardised outputs to the units of the regression targets.
 
-        The dict is empty for other models.
+        Each is a list with one number per target. For other models, the dict is empty.
         """
         units = self.model.layers[-1]
         is_ours = units.name == UNITS_LAYER and hasattr(units, "scale")

@@ -97,13 +97,13 @@ def _takes_one(path: Path) -> bool:
 
 
 def choose_examples(path: Path, count: int) -> np.ndarray:
-    """Return the ascending indices of the examples on which a format is compared.
+    """Return the indices of the examples on which a format is compared with the trained model, in ascending order.
 
     These are all examples or, if there are many, a random sample.
 
     Args:
         path: File or folder of the format.
-        count: Number of all examples.
+        count: Total number of examples.
     """
     most = _SAMPLED_ONE_AT_A_TIME if count > _SAMPLED_ONE_AT_A_TIME and _takes_one(path) else _SAMPLED
     return np.arange(count) if count <= most else np.sort(np.random.default_rng(0).choice(count, most, replace=False))
@@ -115,7 +115,7 @@ def most_disagreeing(count: int, compared: int, disagreeing: int) -> int:
     The bound is computed from a random sample. It is exact, by the hypergeometric distribution.
 
     Args:
-        count: Number of all examples.
+        count: Total number of examples.
         compared: Number of examples in the sample.
         disagreeing: Number of examples in the sample that disagree.
     """

@@ -109,11 +109,12 @@ def continue_texts(
 
 @dataclasses.dataclass(frozen=True)
 class ExamplePrediction:
-    """A prediction for one input, in the form of `ExportedModel.decode`.
+    """A prediction for one input.
 
     Attributes:
         name: Name of the input's file, or the text.
-        classes: Pairs of a class, label or target and its probability or value.
+        classes: Pairs (name, number) from `ExportedModel.decode`: names of classes or labels with their probabilities,
+            or names of targets with their values.
         task: Task of the model.
     """
 
@@ -122,7 +123,7 @@ class ExamplePrediction:
     task: str = CLASSIFICATION
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the prediction as a JSON object: `input`, and `classes`, `labels` or `values` by name."""
+        """Return the prediction as a JSON object: `input`, and {name: number} as `classes`, `labels` or `values`."""
         return {"input": self.name, _PREDICTED[self.task]: dict(self.classes)}
 
 

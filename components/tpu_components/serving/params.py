@@ -116,7 +116,7 @@ def vertex_defaults(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def key_to_verify(flag: str | None, environ: Mapping[str, str]) -> str:
-    """Return the public key of the flag `--verify`, otherwise of TPU_PIPELINES_VERIFY_KEY.
+    """Return the public key from the flag `--verify` or, without this flag, from TPU_PIPELINES_VERIFY_KEY.
 
     Return an empty string if neither is set.
 

@@ -151,7 +151,7 @@ def make_server(application: Application) -> uvicorn.Server:
 
 
 async def close_silent_connections(server: uvicorn.Server) -> None:
-    """Close connections whose client does not send the head of a request or does not read a response for 15 to 30 s.
+    """Close connections that have waited 15 to 30 s for the head of a request, or for the client to read a response.
 
     This function runs until its task is cancelled. uvicorn itself closes only connections that are idle after a
     response. The application limits the time for the body of a request.
@@ -191,7 +191,7 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket.
 
     Args:
-        host: Address of an interface of this machine, IPv4 or IPv6, or its name.
+        host: IPv4 or IPv6 address of a network interface of this machine, or a host name for this address.
         port: Port. 0 means any free port.
 
     Raises:
@@ -218,7 +218,7 @@ def load_export(export_uri: str, params: ServeParams, work: Path, version: str =
     Args:
         export_uri: Folder that export_model wrote, local or on gs://.
         params: Parameters of the server. Only the key, the format and the number of threads are used.
-        work: Folder for the copy, and for a download.
+        work: Folder for the verified copy and for downloaded files.
         version: Version that the export must belong to if its signature is verified; see `verify_version`.
 
     Raises:

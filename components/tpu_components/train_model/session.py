@@ -68,7 +68,7 @@ class Session:
         checkpoint_dir: Folder of the checkpoints.
         unchanged: Future that is done when the records have been verified. No checkpoint is written before that.
         group: Process group of the hosts.
-        recorder: Recorder of this session and of the earlier sessions of the run.
+        recorder: Writes the times of this session to the file that has the times of the run's earlier sessions.
         initial: Model whose weights training starts with, or None for new weights.
 
     Attributes:
@@ -78,9 +78,10 @@ class Session:
         used: Hyper-parameters that training uses. They can differ from `params`; see `used_hyperparameters`.
         progress: Progress of the run.
         steps: Number of steps per epoch.
-        batch_size: Examples per step, of all replicas together.
+        batch_size: Examples per step, summed over all replicas.
         has_stepped: Whether this session's first step has ended.
-        is_compiled: Whether this session has finished a step of the current stage, so that the program is compiled.
+        is_compiled: Whether the program of the current stage is compiled: True once this session has finished a step of
+            the stage.
         step_times: Histogram of step times, over all sessions on the same devices.
     """
 

@@ -1,4 +1,4 @@
-"""The command `preflight` for a step that `jax.jit` accepts. For a configuration, it calls `cli.start`."""
+"""The command `preflight`. It compiles a step that `jax.jit` accepts; for a configuration, it calls `cli.start`."""
 
 import argparse
 import contextlib

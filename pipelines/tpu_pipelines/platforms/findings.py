@@ -49,8 +49,8 @@ Words = tuple[str | CommandOutput, ...]
 class ShellCommand:
     """Shell command that creates or grants something that a check reports as missing.
 
-    The command is stored as words, so that no name can add a command. Only this class converts the words to text, and
-    it quotes each word.
+    The command is stored as separate words. Only this class converts them to text, and it quotes each word, so a
+    resource's name cannot inject another command.
 
     Attributes:
         words: The program and its arguments.
@@ -163,8 +163,8 @@ def lacking(said: str, remedy: str = "", error: type[Exception] = MissingError) 
     """Convert errors that are raised in the `with` block to a `LackError`.
 
     Args:
-        said: Message of the `LackError`. Empty means the message of the original error.
-        remedy: Advice for the user. Empty means the check's first command.
+        said: Message of the `LackError`. If it is empty, the message of the original error is used.
+        remedy: Advice for the user. If it is empty, the advice is to run the check's first command.
         error: Type of the errors to convert.
     """
     try:

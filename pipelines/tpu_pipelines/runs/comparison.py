@@ -78,7 +78,7 @@ class Row:
 
     @property
     def best(self) -> frozenset[int]:
-        """Set with the index of the best run. Empty if several runs are best, or fewer than two have a value."""
+        """Set that contains the index of the best run. Empty if runs tie, or if fewer than two runs have a value."""
         known = [value for value in self.values if value is not None] if self.direction else []
         if len(known) < 2:
             return frozenset()
@@ -134,7 +134,7 @@ class RunComparison(Displayed):
         return as_text(self)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a mapping of all properties for each run."""
+        """Return one dict per run: the label of the run as `run`, and {property: value} for all sections."""
         properties = [row for rows in self.sections.values() for row in rows]
         return [
             {"run": run.label} | {row.name: row.values[place] for row in properties}
@@ -142,7 +142,10 @@ class RunComparison(Displayed):
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return `runs`, `notes` and each section for JSON: a list of values per property."""
+        """Return a dict for JSON, with `runs`, `notes`, `ranked_by` and a key for each section.
+
+        A section maps each property to a list with one value per run.
+        """
         sections = {title: {row.name: list(row.values) for row in rows} for title, rows in self.sections.items()}
         runs = [run.label for run in self.runs]
         return {"runs": runs, **sections, "notes": list(self.notes), "ranked_by": self.ranked_by}

@@ -70,11 +70,12 @@ def _ended(summary: Summary, run_dir: Path) -> str:
 
 
 def find_surplus(run_dir: Path, keep: int) -> list[Path]:
-    """Return the folders of the earlier runs to delete, so that `keep` runs are left.
+    """Return the folders of the earlier runs that must be deleted to leave `keep` earlier runs.
 
-    Failed runs are deleted first, then the oldest runs.
+    Failed runs are deleted first, then the oldest runs. The newest of the earlier runs is deleted last, even if it has
+    failed.
 
-    If the latest run has failed, the last run that has not failed is always kept.
+    If the latest run has failed, the newest earlier run that has not failed is always kept.
     """
     directory = history_dir(run_dir)
     places = [directory / number for number in _numbers(directory)]
@@ -104,7 +105,7 @@ def _delete(place: Path, directory: Path) -> None:
 
 
 def delete_one(run_dir: Path, number: str) -> Path:
-    """Delete one run with a given name, by its number or `LATEST`. Return its former folder."""
+    """Delete the run with a number, or the latest run if `number` is `LATEST`. Return its former folder."""
     directory = history_dir(run_dir)
     place = run_dir if number == LATEST else directory / number
     directory.mkdir(exist_ok=True)
@@ -211,7 +212,7 @@ def as_rows(workspace: Path, name: str = "") -> list[dict[str, Any]]:
 
 
 def unfinished(workspace: Path) -> list[str]:
-    """Return the names of runs whose latest run has not ended, because it is running or was interrupted."""
+    """Return each name whose latest run has not ended, because the run is in progress or was interrupted."""
     return sorted(path.parent.name for path in workspace.glob(f"*/{LOG_FILE}") if _has_begun(path.parent))
 
 

@@ -141,9 +141,9 @@ def _check_earlier_model(config: Config, role: str, place: str, class_names: Seq
 
 
 def names_accelerator(training: TrainParams) -> bool:
-    """Return whether `training.accelerator` is `gpu` or `tpu`, so that training fails on a machine without it.
+    """Return whether `training.accelerator` is `gpu` or `tpu`.
 
-    The values `auto` and `cpu` work on every machine.
+    Training then fails on a machine without this accelerator. The values `auto` and `cpu` work on every machine.
     """
     return training.accelerator in ("gpu", "tpu")
 
@@ -173,8 +173,8 @@ def needs_check(config: Config) -> bool:
     """Return whether the model must be built and exported before the run, because the run could otherwise fail late.
 
     The result is True for a user's model in a run with preflight. It is also True for any model if the export must
-    contain a LiteRT file or the section training names a Keras class. In other cases, training fails within seconds
-    anyway.
+    contain a LiteRT file, or if the section training has names or parameters that only Keras can check. In all other
+    cases, training finds a mistake within seconds.
     """
     is_own = config.training.model not in REGISTRY and config.preflight is not None
     return is_own or config.training.names_more_of_keras or bool(set(_LITE) & set(config.required_formats))

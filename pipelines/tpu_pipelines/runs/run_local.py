@@ -435,7 +435,7 @@ def delete_runs(workspace: Path, name: str, number: str = "", keep: int = 0) -> 
         name: Name of the runs. At least one run with this name must exist.
         number: Number of the run, or `history.LATEST`. Empty means all runs before the latest, except the newest `keep`
             runs.
-        keep: Number of runs before the latest to keep.
+        keep: If `number` is empty, the number of earlier runs to keep, in addition to the latest run.
 
     Raises:
         InputError: If a run with that name is in progress.

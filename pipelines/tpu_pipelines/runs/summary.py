@@ -96,7 +96,7 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
 
     @property
     def is_registered(self) -> bool:
-        """Whether the run registered its model. Without a registry, nothing is promoted."""
+        """Whether the run registered its model. It is always false for a run without a registry."""
         return bool(self.artifacts.get("version"))
 
     @property
@@ -143,8 +143,9 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
 def as_trained(summary: Summary, run_dir: Path) -> Summary:
     """Return a run's summary with the hyper-parameters that training actually used, in `config["training"]`.
 
-    A model may have its own optimizer, learning rate and loss, and the precision depends on the device. Without a
-    trained model, it is unknown whether the defaults of these settings would have been used, so they are left out.
+    A model may have its own optimizer, learning rate and loss, and the precision depends on the device. If the run has
+    not trained a model, it is unknown whether training would have used the default optimizer, learning rate and loss,
+    so these defaults are left out.
 
     Args:
         summary: The summary.

@@ -22,7 +22,7 @@ HISTORY_SUFFIX = ".runs"  # Suffix of the folder of earlier runs, after their na
 
 
 def history_dir(run_dir: Path) -> Path:
-    """Return the folder of the earlier runs with the name of `run_dir`."""
+    """Return the folder that contains the earlier runs with the same name as `run_dir`."""
     return run_dir.with_name(run_dir.name + HISTORY_SUFFIX)
 
 

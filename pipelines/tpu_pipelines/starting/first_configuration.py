@@ -91,6 +91,8 @@ class Start:
 def name_of(place: str) -> str:
     """Return a name for runs, derived from the path of the data.
 
+    A name that a workspace reserves, such as `registry`, gets the ending `-data`.
+
     Example:
         >>> name_of("images:/data/My flowers/"), name_of("csv:reviews 2.csv")
         ('My-flowers', 'reviews-2')

@@ -191,13 +191,13 @@ def _not_allowed(value: Any, allowed: Container[Any], place: str) -> str:
 
 
 def check_together(*rules: tuple[object, str]) -> None:
-    """Raise one error for all broken rules, for example rules that involve several values.
+    """Raise a single error that lists all broken rules. Each rule can involve several values.
 
     Args:
         rules: A pair for each rule: whether the rule is broken, and its error message.
 
     Raises:
-        InputError: If some rules are broken. The message names all of them.
+        InputError: If any rule is broken. The message lists all broken rules.
     """
     mistakes = Mistakes()
     for is_broken, mistake in rules:

@@ -140,7 +140,7 @@ def _measure_colours(values: np.ndarray) -> np.ndarray:
 
 
 def distributions(kind: str, rows: np.ndarray) -> dict[str, Distribution]:
-    """Return the distribution of each measurement (figure) over the measured examples, by name.
+    """Return {figure: distribution} for each measurement (figure), over the measured examples.
 
     Return an empty dict if no example was measured.
 

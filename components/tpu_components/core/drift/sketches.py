@@ -40,7 +40,7 @@ class Moments:
     def most_kurtosis(self) -> float:
         """Upper bound of the kurtosis: the largest distance from the mean, in standard deviations, squared.
 
-        0 if the range is unknown, or if all values are equal.
+        It is 0 if the range is unknown, or if all values are equal.
         """
         if self.minimum is None or self.maximum is None or not self.std > 0:
             return 0.0

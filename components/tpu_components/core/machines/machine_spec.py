@@ -156,9 +156,9 @@ class Price:
         usd_per_hour: Price per hour, in US dollars.
         region: Region of the price.
         is_spot: Whether it is the price of a spot machine.
-        kind: Description of the price list.
-        source: Publication of the price.
-        date: Date of the price.
+        kind: Price list, and whether the machine is spot, in words: for example `Vertex AI's price, on demand`.
+        source: Where the price was published.
+        date: Date of the publication; only a year if the day is unknown.
         target: Platform that trains: `vertex` or `kubeflow`.
         factor: Ratio of the price to Compute Engine's list price.
     """

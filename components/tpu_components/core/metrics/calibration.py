@@ -40,7 +40,7 @@ def _confidence(probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def calibration_error(hit: np.ndarray, probabilities: np.ndarray, members: Any) -> Estimate:
-    """Estimate the calibration error: the mean over the examples of the distance between confidence and accuracy.
+    """Estimate the calibration error: the distance between confidence and accuracy, averaged over the examples.
 
     The confidence and accuracy of an example are the means of its bin; see `calibration_bins`.
 

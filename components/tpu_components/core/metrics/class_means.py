@@ -55,7 +55,10 @@ def count_labels(labels: np.ndarray, probabilities: np.ndarray) -> ClassCounts:
 
 
 def ranks(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-    """Return the rank of the true class by probability, from 0, int[examples]. In a tie, the first class wins."""
+    """Return the rank of the true class of each example, int[examples]. The most probable class has the rank 0.
+
+    In a tie, the class with the lower number has the lower rank.
+    """
     own = probabilities[np.arange(len(labels)), labels][:, None]
     tied_before = (probabilities == own) & (np.arange(probabilities.shape[1]) < labels[:, None])
     return ((probabilities > own) | tied_before).sum(axis=1)
@@ -123,9 +126,10 @@ def _centers(right: np.ndarray, counts: np.ndarray, decide: np.ndarray) -> tuple
 
 
 def count_scores(positive: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the distinct scores, ascending, the index of every example's score, and two counts of examples.
+    """Return the distinct scores in ascending order, the index of every example's score, and two counts of examples.
 
-    The counts are the numbers of positive and of negative examples with each score, float64[scores] each.
+    For each score, the first count is the number of positive examples with this score, and the second count is the
+    number of negative examples. Both are float64[scores].
     """
     values, places = np.unique(scores, return_inverse=True)
     return values, places, np.bincount(places, positive, len(values)), np.bincount(places, ~positive, len(values))
@@ -174,7 +178,7 @@ def _rights(positive: np.ndarray, scores: np.ndarray) -> np.ndarray:
 
 
 def mean_average_precision(positive: np.ndarray, scores: np.ndarray, members: Any = None) -> Estimate | None:
-    """Estimate the mean of the average precision over all labels, or return None if no example has a label.
+    """Estimate the mean of the average precisions of all labels, or return None if no example has a label.
 
     The influence of an example on a label's average precision has two parts: the precision at its score if the example
     is positive, and its effect on the precision at lower scores.

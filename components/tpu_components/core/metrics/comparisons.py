@@ -61,7 +61,7 @@ class Difference:
 
 
 def compare_metrics(challenger: ModelMetrics, champion: ModelMetrics, confidence: float) -> dict[str, Difference]:
-    """Return the differences between a model and the champion on the same examples, by metric, with confidence bounds.
+    """Return {metric: difference} for a model and the champion on the same examples, with confidence bounds.
 
     Metrics that are undefined, or have too few examples to compare, are left out.
     """
@@ -116,7 +116,7 @@ def compare_shares(num_better: int, num_worse: int, num_examples: int, confidenc
     Args:
         num_better: Number of examples that only the challenger predicts correctly.
         num_worse: Number of examples that only the champion predicts correctly.
-        num_examples: Number of all examples.
+        num_examples: Total number of examples.
         confidence: See `EvaluateParams`.
     """
     return Difference(
@@ -166,7 +166,7 @@ def _least_share(better: int, worse: int, num_examples: int, confidence: float) 
     Args:
         better: Number of examples that only the challenger predicts correctly.
         worse: Number of examples that only the champion predicts correctly.
-        num_examples: Number of all examples.
+        num_examples: Total number of examples.
         confidence: One-sided confidence.
     """
     advantage = (better - worse) / num_examples
@@ -206,7 +206,7 @@ def _detectable_share(differ: int, num_examples: int, quantile: float) -> float:
 
     Args:
         differ: Number of examples that only one of the two models predicts correctly.
-        num_examples: Number of all examples.
+        num_examples: Total number of examples.
         quantile: Quantile of the normal distribution for the test's confidence.
     """
     power = float(special.ndtri(_POWER))

@@ -93,7 +93,7 @@ class ScoredClasses(ScoredExamples):
 
 
 class ScoredLabels(ScoredExamples):
-    """True labels, of which an example can have any number, and the predicted probability of every label."""
+    """True labels and the predicted probability of every label. An example can have any number of true labels."""
 
     @functools.cached_property
     def counts(self) -> ClassCounts:
@@ -324,7 +324,7 @@ BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
 
 
 def task_metrics(task: str) -> Mapping[str, Metric]:
-    """Return the metrics of a task by name. The first metric is the one that the gate compares."""
+    """Return {name: metric} for all metrics of a task. By default, the gate compares the first metric."""
     return {metric.name: metric for metric in METRICS if metric.task == task}
 
 

@@ -32,7 +32,7 @@ _PER_TARGET = ("mean_absolute_error", "root_mean_squared_error", "median_absolut
 
 
 def describe(task: str, targets: np.ndarray, outputs: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-    """Return the results that are not scalar metrics, as JSON values by name.
+    """Return {name: JSON value} for all results that are not scalar metrics.
 
     The arguments are those of `compute_metrics`; `names` are the names of the classes, labels or targets.
     """
@@ -104,7 +104,9 @@ def count_confusions(labels: np.ndarray, predicted: np.ndarray, num_classes: int
 
 
 def list_confusions(figures: Mapping[str, Any]) -> list[tuple[int, int, int]]:
-    """Return (true class, predicted class, count) of all pairs that occur, from the details of a classification.
+    """Return (true class, predicted class, count) for each pair of classes in the details of a classification.
+
+    Pairs with the count 0 are left out.
 
     Both `confusions` and `confusion_matrix` are read, because earlier versions wrote `confusion_matrix` for any number
     of classes.
@@ -170,9 +172,9 @@ _DETAILS: Mapping[str, Callable[[np.ndarray, np.ndarray, Sequence[str]], dict[st
 
 
 def macro_notes(details: Mapping[str, Any]) -> dict[str, str]:
-    """For each macro-averaged metric, return a note about the classes without examples, by the metric's name.
+    """Return {metric: note} for all macro-averaged metrics, or {} if all classes have examples.
 
-    Return {} if all classes have examples.
+    A note says how many classes have no examples, and gives the mean of the other classes.
     """
     absent = details.get("num_absent_classes", 0)
     present = [item for item in details["per_class"] if item["support"]] if absent else []

@@ -57,10 +57,11 @@ class Estimate:
 
 
 def standard_error(influence: np.ndarray) -> tuple[float, float]:
-    """Return the standard error of a metric from the influences of the examples, and its degrees of freedom.
+    """Return the standard error of a metric and its degrees of freedom, from the influences of the examples.
 
-    The degrees of freedom are n / (kurtosis - 1), half as many as by Satterthwaite's rule. They are about k if only k
-    examples have an influence. Both results are 0 if no example has an influence, or if there is only one example.
+    The degrees of freedom are n / (kurtosis - 1), at most n - 1. This is half of what Satterthwaite's rule gives. If
+    only k examples have an influence, there are about k degrees of freedom. Both results are 0 if no example has an
+    influence, or if there is only one example.
     """
     num_examples = len(influence)
     squares = np.square(influence)

@@ -684,8 +684,8 @@ def _run_builder(name: str, interface: Interface, parameters: Mapping[str, Any])
     except TypeError as error:
         keywords = ", ".join(f"{argument}={value!r}" for argument, value in {**facts, **parameters}.items())
         raise InputError(
-            f"Cannot call the function of the model {name!r}, which has the parameters {signature}: {error}. It is "
-            f"called with the keyword arguments {keywords}. Write def "
+            f"Cannot call the function of the model {name!r} with the keyword arguments {keywords}: {error}. The "
+            f"function has the parameters {signature}. Write def "
             f"{getattr(builder, '__name__', _BUILDER)}({', '.join(facts)}), and give every other parameter a default "
             "or a value in model.parameters."
         ) from error

@@ -18,7 +18,9 @@ _LINKS = re.compile(r"@|:(?=//)|(?<=www)\.", re.IGNORECASE)
 
 
 def plain(text: str, longest: int = _LONGEST) -> str:
-    r"""Return a text on one line, truncated to `longest` characters. Control characters are escaped as on pages.
+    r"""Return a text on one line, truncated to `longest` characters.
+
+    Line breaks and other white space become single spaces. Control characters are escaped as in HTML reports.
 
     Example:
         >>> plain("a\n---\nb"), plain("abcdef", 4), plain("a\u202e")

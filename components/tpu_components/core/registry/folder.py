@@ -150,9 +150,9 @@ class ModelRegistry:
     def champion(self, alias: str, digest: str) -> Version | None:
         """Return the version that a model must beat to get an alias.
 
-        This is the version that has the alias. If that version contains the model itself, because an earlier evaluation
-        has promoted it, this is the version that the model has replaced. So a model is never compared with itself, and
-        repeating an evaluation gives the same result.
+        Usually, this is the version that has the alias. If that version contains the model itself, because an earlier
+        evaluation has promoted the model, the result is the version that the model has replaced. So a model is never
+        compared with itself, and repeating an evaluation gives the same result.
 
         Args:
             alias: Alias, for example `champion`, or the number of a version. A run passes the number of the version
@@ -228,9 +228,10 @@ class ModelRegistry:
             return self._move(alias, version, GATE, reason)
 
     def find_rollback(self, number: str, alias: str) -> str:
-        """Describe the rollback that took an alias from a version or from its model, and say what to do.
+        """Describe the rollback that keeps a version from getting an alias, and say what to do.
 
-        Return an empty string if there was no rollback.
+        The rollback took the alias away from this version, or from another version with the same trained model. Return
+        an empty string if there was no rollback, or if it was cancelled.
 
         Several versions can contain the same trained model, for example exports with two releases of LiteRT. A rollback
         from one of these versions to another excludes only the version that was rolled back. A rollback to a different
@@ -292,9 +293,9 @@ class ModelRegistry:
                     stack.append(move.version)
             if len(stack) < 2:
                 raise InputError(
-                    f"Cannot roll back {alias} of {self.model_name!r} in {self.root}: expected an earlier version, "
-                    f"received {'only version ' + stack[0] if stack else 'no version'}. Name a version to promote: "
-                    f"tpu-pipelines registry promote {self.model_name} VERSION."
+                    f"Cannot roll back {alias} of {self.model_name!r} in {self.root}: "
+                    f"no version had this alias{' before version ' + stack[0] if stack else ''}. To choose a version "
+                    f"yourself, run: tpu-pipelines registry promote {self.model_name} VERSION."
                 )
             version = self.version(stack[-2])
             if verify_key:

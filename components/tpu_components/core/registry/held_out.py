@@ -139,7 +139,7 @@ class HeldOutSet:
 
     @property
     def examples_uri(self) -> str:
-        """Path of the file with the example IDs, which the setting `data.retired_tests` accepts."""
+        """Path of the file with the IDs of the examples, for the setting `data.retired_tests`."""
         return self.place.child(f"{self.name}/{EXAMPLES_FILE}")
 
     def error_rate(self, whole: float, planned: int) -> float:
@@ -152,10 +152,10 @@ class HeldOutSet:
         return spend(whole, planned, [entry.promoted for entry in self.decisions])
 
     def rank_promoted(self, metric: str, sign: int) -> list[str]:
-        """Return the digests of the promoted models, in the form of `as_label`, the best on this test set first.
+        """Return the digests of the promoted models, shortened by `as_label`, the best on this test set first.
 
-        Models without this metric are left out. If this test set has no decisions yet, the test set of the last
-        decision is used.
+        Models without this metric are left out. If this test set has no decisions yet, the models are ranked on the
+        test set of the last decision instead.
 
         Args:
             metric: Name of the metric.
@@ -254,7 +254,7 @@ def spend(whole: float, planned: int, promoted: Sequence[bool]) -> float:
     All planned decisions share the error rate `whole`. Decision k of n gets a level proportional to 1/k. If the
     previous decision promoted its model, the level of that decision is added. This online fallback procedure (Tian and
     Ramdas, Statistical Methods in Medical Research 30, 2021) controls the family-wise error rate under any dependence.
-    Decisions after decision n get the level of decision n, so that all decisions together exceed `whole`.
+    Decisions after decision n get the level of decision n. With them, the family-wise error rate exceeds `whole`.
 
     Args:
         whole: Family-wise error rate of all planned decisions.

@@ -56,8 +56,8 @@ class Version:
         directory: Folder of the version.
         digest: SHA-256 of the names, sizes and checksums in `files`.
         content_digest: SHA-256 of the trained model and the exported files; see `version_digest`. It does not depend on
-            when the model was trained or how long that took. Old versions lack this field; there, `digest` has this
-            meaning.
+            when the model was trained or how long that took. Old versions lack this field, and store this SHA-256 in
+            `digest`.
         model_digest: SHA-256 of the trained model; see `model_digest`.
         created: Time of registration, UTC, ISO 8601.
         parent: Version that the model was compared with. Empty if there was none.
@@ -268,9 +268,10 @@ class Registry(Protocol):
         """
 
     def find_rollback(self, number: str, alias: str) -> str:
-        """Describe the rollback that took an alias from a version or from its model, and say what to do.
+        """Describe the rollback that keeps a version from getting an alias, and say what to do.
 
-        Return an empty string if there was no rollback, or if it was cancelled.
+        The rollback took the alias away from this version, or from another version with the same trained model. Return
+        an empty string if there was no rollback of this kind, or if it was cancelled.
         """
 
     def promote(self, number: str, alias: str, reason: str, champion: str | None = None) -> Move:
@@ -395,7 +396,7 @@ def _digest_files(directory: Path, names: Sequence[str], *further: str) -> str:
 def describe_file(path: Path, checksum: str = _CHECKSUM) -> dict[str, Any]:
     """Return the size and checksum of a file, for version.json.
 
-    `checksum` is the name of the checksum's algorithm, `sha256` or `crc32c`. It is also the key of the checksum.
+    `checksum` is the name of the algorithm, `sha256` or `crc32c`. It is also the key of the checksum in the result.
     """
     digest_file = file_crc32c if checksum == _OLD_CHECKSUM else file_sha256
     return {"num_bytes": path.stat().st_size, checksum: digest_file(path)}

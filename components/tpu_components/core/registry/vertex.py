@@ -66,11 +66,13 @@ class VertexVersion:
     def is_rolled_back(self, alias: str, current: Self | None) -> bool:
         """Return whether somebody has moved an alias by hand from this version back to an earlier one.
 
-        It was if its promotion number (`turn`) is higher than that of the current version. The current version has no
-        number if it is the first version, or if it got the alias by hand or from an earlier release of this project.
-        Then this version counts as rolled back if it is newer than the current version and once had the alias. A
-        version once had the alias if it has a promotion number. With the alias `champion`, this is also assumed if the
-        version still has the service's alias `default`, which the gate moves together with `champion`.
+        The result is True if the promotion number (`turn`) of this version is higher than that of the current version.
+
+        The current version has no promotion number if it is the first version, or if it got the alias by hand or from
+        an earlier release of this project. In that case, this version counts as rolled back if it is newer than the
+        current version and once had the alias. It once had the alias if it has a promotion number. For the alias
+        `champion`, it is enough that this version still has the service's alias `default`, because the gate moves
+        `default` together with `champion`.
 
         Args:
             alias: The alias.
@@ -185,8 +187,8 @@ class VertexRegistry:
     def champion(self, alias: str, digest: str) -> VertexVersion | None:
         """Return the version that a model must beat to get an alias.
 
-        This is the version that has the alias. If that version contains the model itself, because an earlier evaluation
-        has promoted it, this is the version that the model was compared with.
+        Usually, this is the version that has the alias. If that version contains the model itself, because an earlier
+        evaluation has promoted the model, the result is the version that the model was compared with.
 
         Args:
             alias: Alias, for example `champion`, or the number of a version.
@@ -226,10 +228,10 @@ class VertexRegistry:
         return Move(number, previous, GATE, reason)
 
     def find_rollback(self, number: str, alias: str) -> str:
-        """Describe the rollback that took an alias from a version or from its model, and say what to do.
+        """Describe the rollback that keeps a version from getting an alias, and say what to do.
 
-        Return an empty string if nobody has moved the alias back by hand from this version, or from another version of
-        the same model.
+        The rollback is a manual move of the alias from this version, or from another version with the same trained
+        model, back to an earlier version. Return an empty string if nobody has moved the alias in this way.
         """
         versions = self.versions()
         current = _holder(versions, alias)
@@ -287,7 +289,7 @@ class VertexRegistry:
 
 
 def turn_label(alias: str) -> str:
-    """Return the name of the label with the number of the promotion in which a version got an alias."""
+    """Return the name of the label that stores the number of the promotion in which a version got an alias."""
     return f"{_TURN_LABEL}_{alias.lower()}"[:63]
 
 

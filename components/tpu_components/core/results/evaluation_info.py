@@ -249,10 +249,11 @@ class TestSetUse:
 
     Attributes:
         number: Number of this decision, 1 for the first.
-        planned: Number of decisions that share the error rate.
-        whole: Probability that any of these decisions promotes a worse model (family-wise error rate).
+        planned: Number of decisions that share the error rate `whole`.
+        whole: Probability that any of the planned decisions promotes a worse model (family-wise error rate).
         rate: Part of `whole` that this decision uses. The confidence of the decision is 1 - `rate`.
-        examples: Path of the file with the example IDs, which the setting `data.retired_tests` accepts.
+        examples: Path of the file with the IDs of the test set's examples. To draw a new test set without these
+            examples, add the path to the setting `data.retired_tests`.
     """
 
     __test__ = False  # Otherwise pytest would collect the class as a test.
@@ -302,8 +303,8 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
         champion: The champion's metrics on the same examples, or None without a champion.
         registered_champion: The champion of the registry, or None if no registry was queried.
         baseline: Comparison of the model with the best constant prediction; None in older files.
-        unseen: The split without the examples that one of the models was trained on, or None if there are no such
-            examples.
+        unseen: The split without the examples that one of the models was trained on, or None if neither model was
+            trained on examples of the split.
         intervals: 95% confidence intervals of the model's metrics, by name, on the examples that the gate judges. Empty
             in older files. Metrics without a formula for the interval are left out.
         differences: Differences from the champion, by metric, on the same examples. Empty without a champion.
@@ -330,12 +331,15 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
 
     @property
     def metrics(self) -> dict[str, int | float]:
-        """The model's metrics that are single numbers and defined."""
+        """The model's metrics that are defined and are single numbers."""
         return _numbers(self.challenger)
 
     @property
     def rest(self) -> Unseen | None:
-        """The examples that the gate judged, in older files whose `challenger` metrics cover more; otherwise None."""
+        """Description of the judged examples, if `challenger` has metrics on all examples; otherwise None.
+
+        Only in older files can `challenger` have metrics on examples that the gate did not judge.
+        """
         return self.unseen if self.unseen and self.unseen.scalars else None
 
     @property

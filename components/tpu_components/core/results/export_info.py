@@ -88,7 +88,7 @@ def with_spread(value: float, spread: tuple[float, float] | None) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """Name of the output, and scale and offset of a regression's standardised numbers.
+    """Name of the output and, for a regression, the scale and offset that convert it to the units of the targets.
 
     Scale and offset are None for other tasks.
     """

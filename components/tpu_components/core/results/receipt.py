@@ -194,7 +194,7 @@ class Receipt(JsonFile, name=RECEIPT_FILE, what="a receipt of a training run", s
 
     @property
     def ratio(self) -> float | None:
-        """Median measured time of a step, relative to the compiler's estimate. None if they cannot be compared."""
+        """Median measured time of a step, divided by the compiler's estimate; None if the two cannot be compared."""
         if self.prediction is None or self.step_ms is None or self.unused_because:
             return None
         return self.step_ms.p50 / self.prediction.compiler_ms

@@ -224,7 +224,7 @@ def _drop_copies(module: Any, ir: Any) -> None:
 def compile_step(compilation: Compilation, cache_dir: Path) -> Outcome:
     """Compile one step, or return the cached outcome of the same program, slice and compiler.
 
-    For a GPU, nothing is compiled, and the outcome has a lower bound of the memory.
+    For a GPU, nothing is compiled. The outcome then contains only a lower bound on the memory that the step needs.
 
     Raises:
         InputError: If the model does not exist, or does not accept its parameters or the data.
@@ -297,7 +297,7 @@ def _count_parameters(model: Any) -> int:
 
 
 def _least_memory(model: Any, compilation: Compilation) -> Outcome:
-    """Return a lower bound of the memory on a GPU: weights, optimizer state and a batch, without activations.
+    """Return a lower bound on the memory use of a GPU: weights, optimizer state and a batch, without activations.
 
     Nothing is compiled, because the compiler for GPUs needs a GPU. On the JAX backend, the step is traced, which finds
     mistakes in the model.

@@ -179,7 +179,7 @@ class StepReport(Displayed, JsonFile, name=STEP_FILE, what="a report of a step",
         return f"{verdict}: {self.memory}, {self.step.text if self.step else 'unknown time'} a step"
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each layer, as a mapping."""
+        """Return one dict per layer: the fields of its `LayerTime` by name."""
         return [dataclasses.asdict(layer) for layer in self.layers]
 
     def __str__(self) -> str:

@@ -278,8 +278,8 @@ def node_selectors(machine: MachineSpec, settings: Settings) -> dict[str, str]:
         if machine.spot or machine.reservation:
             raise InputError(
                 f"A flex-start node cannot be spot or reserved. Received: provisioning={settings.provisioning!r} "
-                f"with {machine.name}, spot={machine.spot}, reservation={machine.reservation!r}. Remove the "
-                "provisioning, or spot and the reservation."
+                f"with {machine.name}, spot={machine.spot}, reservation={machine.reservation!r}. Either "
+                "remove the setting provisioning, or remove spot and reservation from the machine."
             )
         # https://cloud.google.com/kubernetes-engine/docs/how-to/dws-flex-start-training
         selectors["cloud.google.com/gke-flex-start"] = "true"

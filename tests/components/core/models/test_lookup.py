@@ -210,13 +210,16 @@ def test_model_of_the_other_kind_of_data_is_refused_in_words(tmp_path):
     [
         (
             "",
-            r"has the parameters \(\): got an .* 'image_shape'\. .* image_shape=\(8, 8, 1\), num_c",
+            r"image_shape=\(8, 8, 1\), num_c.*: got an .* 'image_shape'\. The function has the parameters \(\)\.",
         ),
-        ("shape, num_classes", r"has the parameters \(shape, num_classes\): missing a required argument: 'shape'"),
-        ("shape, classes, /", r"has the parameters \(shape, classes, /\): missing a required .*'shape'"),
+        (
+            "shape, num_classes",
+            r"missing a required argument: 'shape'\. The function has the parameters \(shape, num_classes\)\.",
+        ),
+        ("shape, classes, /", r"missing a required .*'shape'.* has the parameters \(shape, classes, /\)\."),
         (
             "image_shape, num_classes, units",
-            r"missing a required argument: 'units'\. It is called with the .* image_shape=",
+            r"with the keyword arguments image_shape=.*: missing a required argument: 'units'\. The function has the",
         ),
     ],
 )

@@ -139,7 +139,7 @@ def test_rolling_back_twice_goes_two_back_and_not_forth(registry, promote_new):
     promote_new("one", "two", "three")
     assert registry.roll_back("champion", "bad").version == "0002"
     assert registry.roll_back("champion", "bad too").version == "0001"
-    with pytest.raises(InputError, match="expected an earlier version, received only version 0001"):
+    with pytest.raises(InputError, match="no version had this alias before version 0001"):
         registry.roll_back("champion", "worse")
 
 

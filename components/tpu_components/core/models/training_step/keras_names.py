@@ -87,7 +87,7 @@ def class_of(kind: str, name: str) -> Any:
 
 
 def offered_names(kind: str) -> tuple[str, ...]:
-    """Return the names that messages list for a kind of Keras class, beginning with this project's, such as `auto`."""
+    """Return the names that messages list for a kind of Keras class. Names that this project adds come first."""
     classes = (keras_class.__name__ for keras_class in keras_classes(kind).values())
     return (
         *_OWN_NAMES.get(kind, ()),

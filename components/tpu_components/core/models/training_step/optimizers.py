@@ -218,9 +218,9 @@ def copy_optimizer(optimizer: Any) -> Any:
         copied = type(optimizer).from_config(optimizer.get_config())
     except Exception as error:  # User code may raise anything.
         raise InputError(
-            f"Cannot copy the model's optimizer {type(optimizer).__name__}, although every stage needs a new copy: "
-            f"{describe(error).rstrip('.')}. Give the optimizer and its schedule a get_config that returns all "
-            "arguments, and register them with keras.saving.register_keras_serializable."
+            f"Cannot copy the model's optimizer {type(optimizer).__name__}: {describe(error).rstrip('.')}. Every stage "
+            "needs a new copy. Give the optimizer and its schedule a get_config that returns all arguments, and "
+            "register them with keras.saving.register_keras_serializable."
         ) from error
     # The configuration of a Keras optimizer does not have these.
     for name, value in vars(optimizer).items():
