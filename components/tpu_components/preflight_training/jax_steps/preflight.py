@@ -298,14 +298,16 @@ def _limits(outcome: Outcome, step: StepTime | None, case: StepCase) -> list[str
         notes.append("Products of 8 and 4 bits are timed like products of bfloat16. Some TPUs are twice as fast.")
     between = [collective for collective in cost.collectives if collective.slices > 1]
     speed = case.paid.slice.generation.dcn_bytes_per_second
-    if step is not None and between and speed is None:
-        notes.append("The speed of the data-centre network between the slices is unknown.")
-    elif step is not None and between:
-        seconds = sum(collective_seconds(collective, case.paid.slice) or 0.0 for collective in between)
-        notes.append(
-            f"Communication between the slices takes {time(seconds)}, if each chip reaches its {number(speed / 1e9)} "
-            "GB/s of the data-centre network. It may take longer, or overlap with the computation."
-        )
+    if step is not None and between:
+        if speed is None:
+            notes.append("The speed of the data-centre network between the slices is unknown.")
+        else:
+            seconds = sum(collective_seconds(collective, case.paid.slice) or 0.0 for collective in between)
+            notes.append(
+                f"Communication between the slices takes {time(seconds)}, if each chip reaches its "
+                f"{number(speed / 1e9)} GB/s of the data-centre network. It may take longer, or overlap with the "
+                "computation."
+            )
     return notes
 
 
