@@ -16,7 +16,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.files import unpacking
 from tpu_components.core.sources.idx import read_idx
-from tpu_components.core.sources.kinds import list_examples
+from tpu_components.core.sources.kinds import list_examples, list_unlabelled
 from tpu_components.create_tfrecords import WriteParams, plan_dataset, write_records
 
 
@@ -586,6 +586,12 @@ def test_csv_refuses_malformed_lines_by_number(tmp_path, more, line, message):
 def test_csv_refuses_an_empty_cell_by_its_line_and_column(tmp_path, line, empty):
     with pytest.raises(InputError, match=rf"1 of 21 inputs cannot be used: 'line/00000024' \('{empty}' is empty\)"):
         _plan(_csv(tmp_path, f"path,label,who\n{_rows(extra=',ann')}\n\n{line}\n"), group_column="who")
+
+
+def test_every_row_needs_a_prediction(tmp_path):
+    source = _csv(tmp_path, "path,note\na.png,x\n,y\n")
+    with pytest.raises(InputError, match=r"Cannot use line/0*3 of .*: 'path' is empty\. Correct the line"):
+        list_unlabelled(WriteParams(source))
 
 
 @pytest.mark.parametrize("split", ["dev", "trian"])

@@ -70,6 +70,11 @@ def test_a_message_waits_out_an_outage_and_is_sent_once(chat):
     assert chat.got == [("application/json", {"text": "digits failed"})] * 3
 
 
+def test_a_webhook_that_does_not_respond_is_an_error():
+    with pytest.raises(PlatformError, match=r"The webhook at 127\.0\.0\.1 does not respond: .*refused"):
+        post("http://127.0.0.1:9/hook", "digits failed", IMPATIENT)
+
+
 def test_the_address_may_be_in_a_bucket(chat, bucket):
     bucket.blob("hook.txt").upload_from_string(f"{chat.url}/secret\n")
     post(f"gs://{bucket.name}/hook.txt", "digits failed", AT_ONCE)
