@@ -193,9 +193,9 @@ class VertexTarget:
         registry.operate(_MODELS, "upload_model", request)
 
     def _settle(self, versions: Sequence[VertexVersion]) -> VertexVersion:
-        """Of several versions with equal content, keep those with an alias or, if none has one, the oldest.
+        """Delete surplus versions of the same content, and return the first version that is kept.
 
-        Delete the others. Return the first version that is kept.
+        The versions with an alias are kept. If none has an alias, the oldest version is kept.
         """
         kept = next((version for version in versions if version.aliases), versions[0])
         for version in versions:

@@ -68,7 +68,7 @@ def decide(
         ]
     if not comparisons:
         # If the parameters name a champion, no model has been promoted yet, or only the challenger has.
-        words = "there is no other champion to beat" if params.champion else "there is no champion to compare with"
+        words = "there is no other champion to beat" if params.champion else "no champion was given to compare with"
         rules.append(Rule(True, "", words))
     for metric, allowed in params.max_regression.items():
         # Compare with the best model too: otherwise, margins add up if each model is a little worse than the last.

@@ -182,7 +182,7 @@ class Application:
     async def _is_ready(self, request: Request) -> Response:
         """Respond with 200 if the server, or the model that the path names, is ready, otherwise with 503.
 
-        If the path names another model, the response is 404, but only after the model is loaded.
+        Once the model is loaded, a path that names another model gets 404.
         """
         is_ready = self._model is not None
         name = self._named_model(request)[0] if is_ready else request.path_params.get("name", "")

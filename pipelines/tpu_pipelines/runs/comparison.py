@@ -113,7 +113,8 @@ class RunComparison(Displayed):
     def heading(self, row: Row) -> str:
         """Return the heading of a column that shows the property of a row.
 
-        The heading of a result contains the split. The heading of a setting leaves out its section.
+        It is the split and the name for a result (`test accuracy`), and the name without its section for a setting
+        (`epochs`).
         """
         if row in self.sections.get("results", ()) and direction(row.name):
             return f"{self.split} {row.name}".lstrip()

@@ -33,7 +33,7 @@ def test_without_a_registry_no_champion_is_said_to_be_missing():
     """As with `deploy: false`: the registry may have a champion, but it is not consulted."""
     decision = decide_on(EvaluateParams(), _BAD)
     assert decision.promote
-    assert said(decision) == ("passed: there is no champion to compare with",)
+    assert said(decision) == ("passed: no champion was given to compare with",)
 
 
 def test_challenger_that_beats_the_champion_is_promoted():

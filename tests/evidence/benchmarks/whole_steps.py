@@ -132,7 +132,8 @@ def load_rows() -> list[Row]:
         parameters = costs[key][1]
         is_divided = raw["weights"] != "replicated"
         slices = raw.get("slices", 1)
-        between = seconds = 0.0
+        seconds = 0.0
+        between = 0.0
         if slices > 1:
             chips = raw["chips"] // slices
             between = summing_seconds(gradient_bytes(parameters) // chips, chips, generation, slices)

@@ -209,7 +209,7 @@ def _kubeflow(engine: Engine, work: Path, report: _Report, kubeconfig: Path | No
     evaluation = json.loads((alone / "evaluation" / "evaluation.json").read_text())
     for reason in evaluation["gate"]["reasons"]:
         if reason["text"] == "there is no other champion to beat":
-            reason["text"] = "there is no champion to compare with"
+            reason["text"] = "no champion was given to compare with"
     (alone / "evaluation" / "evaluation.json").write_text(json.dumps({**evaluation, "registered_champion": None}))
     for output, part in _ON_KUBEFLOW.items():
         ours = store / driver.places[output].removeprefix("s3://")

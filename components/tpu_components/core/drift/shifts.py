@@ -296,7 +296,7 @@ def _luck_of_mix(table: np.ndarray) -> float:
 
 
 def _targets(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
-    """Compare the means and the standard deviations of the targets that are in both data sets.
+    """Compare the means and the standard deviations of the targets that both data sets have.
 
     Means are compared by Welch's t-test. The log ratio of two standard deviations is approximately normal with the
     standard error √((κ - 1) / 4 · (1 / n₁ + 1 / n₂)), where κ is the kurtosis of the targets (Bonett, Applied

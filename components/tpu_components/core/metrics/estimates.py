@@ -137,7 +137,7 @@ def ratio_of_hits(parts: np.ndarray, wholes: np.ndarray, members: Any) -> Estima
 
 
 def r_squared(targets: np.ndarray, values: np.ndarray) -> Estimate | None:
-    """Estimate R², averaged over the targets, or return None if a target has the same value in all examples."""
+    """Estimate R², averaged over the targets. Return None if all values of a target are equal."""
     errors = np.square(targets - values)
     whole = np.square(targets - targets.mean(axis=0))
     variance = targets.var(axis=0)

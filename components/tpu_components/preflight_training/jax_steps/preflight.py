@@ -252,6 +252,7 @@ def _time(outcome: Outcome, case: StepCase, runs: Sequence[Run]) -> StepTime | N
     if outcome.verdict != FITS or outcome.cost is None or not outcome.cost.has_estimate:
         return None
     step = time_step(outcome.cost, case.paid.slice)
+    # Receipts are of runs on one slice.
     return calibrated(step, runs, program="", machine=case.machine) if case.slices == 1 else step
 
 

@@ -129,6 +129,7 @@ def test_slices_communicate_over_the_data_centre_network(report_of):
     assert report.dollars_per_hour == 2 * report_of("mesh").dollars_per_hour
     between_ms = 1e3 * 4 * 1024**2 / 8 / 3.125e9
     assert between_ms < report.step.communication_ms < 1.5 * between_ms
+    assert not any("calls the host" in note for note in report.notes)
     assert report.notes[-1] == (
         "Communication between the slices takes 168 µs, if each chip reaches its 3.12 GB/s of the data-centre network. "
         "It may take longer, or overlap with the computation."
