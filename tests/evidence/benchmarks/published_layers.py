@@ -381,6 +381,8 @@ def _attend(
         y = _attend_in_blocks(block, q, k, v)
     else:
         y = naive(block, q, k, v, block.causal and other is None)
+    if block.attention is not Attention.SPLASH:  # Whose kernel names its result.
+        y = checkpoint_name(y, "context")
     if block.gate:
         y = y * jax.nn.sigmoid(multiply("bsw,whd->bshd", x, weights, f"{part}/gate"))
     return multiply("bshd,hdw->bsw", y, weights, f"{part}/out")
