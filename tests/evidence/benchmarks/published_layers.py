@@ -102,6 +102,7 @@ class Block:
         rotary: Whether positions rotate queries and keys.
         qk_norm: Whether queries and keys are normalised.
         v_norm: Whether values are normalised.
+        key_values: Whether the values are the keys, before these are normalised and rotated, as in Gemma 4.
         parallel: Whether attention and the feed-forward part read the same normalised input, as MaxText's did in 2023.
         gate: Whether a product of the input gates what attention gives.
         post_norm: Whether each part's output is normalised too, as Gemma's.
@@ -136,6 +137,7 @@ class Block:
     rotary: bool = True
     qk_norm: bool = False
     v_norm: bool = False
+    key_values: bool = False
     parallel: bool = False
     gate: bool = False
     post_norm: bool = False
@@ -162,7 +164,8 @@ class Block:
         for part in ("attention", "cross") if self.cross else ("attention",):
             found[f"{part}/query"] = (self.width, self.heads, self.head_dim)
             found[f"{part}/key"] = (self.width, self.keys, self.head_dim)
-            found[f"{part}/value"] = (self.width, self.keys, self.head_dim)
+            if not self.key_values:
+                found[f"{part}/value"] = (self.width, self.keys, self.head_dim)
             found[f"{part}/out"] = (self.heads, self.head_dim, self.width)
             found[f"{part}/scale"] = (self.width,)
             if self.gate:
@@ -365,7 +368,7 @@ def _attend(
     part, source = ("attention", x) if other is None else ("cross", other)
     q = multiply("bsw,whd->bshd", x, weights, f"{part}/query")
     k = multiply("bsw,whd->bshd", source, weights, f"{part}/key")
-    v = multiply("bsw,whd->bshd", source, weights, f"{part}/value")
+    v = k if block.key_values else multiply("bsw,whd->bshd", source, weights, f"{part}/value")
     if block.qk_norm:
         q, k = plain_norm(q), plain_norm(k)
     if block.v_norm:

@@ -48,6 +48,7 @@ def decoder(
     one_hot: bool = False,
     loss_chunks: int = 1,
     period: int = 1,
+    last: Mapping[str, Any] | None = None,
     optimizer: str = "adam",
     attention: str = "splash",
     learned_positions: bool = False,
@@ -70,6 +71,7 @@ def decoder(
         one_hot: Whether tokens are looked up by a product.
         loss_chunks: In how many parts of the tokens the loss is computed, one after the other.
         period: Every how many layers one sees all tokens, where the others have a window.
+        last: What else is different in that layer: fields of `Block`.
         optimizer: Name of the optimizer.
         attention: Name of the way of attention.
         learned_positions: Whether positions are learned vectors.
@@ -77,12 +79,15 @@ def decoder(
         dimensions: Those of `Block`.
     """
     whole = Block(attention=Attention(attention), **dimensions)
-    block = dataclasses.replace(
-        whole, heads=whole.heads // tensor, kv_heads=max(whole.keys // tensor, 1), ffn=whole.ffn // tensor
-    )
-    group = [block] * (period - 1) + [dataclasses.replace(block, window=0) if period > 1 else block]
+    wholes = [whole] * (period - 1) + [dataclasses.replace(whole, window=0, **(last or {})) if period > 1 else whole]
+    group = [
+        dataclasses.replace(
+            each, heads=each.heads // tensor, kv_heads=max(each.keys // tensor, 1), ffn=each.ffn // tensor
+        )
+        for each in wholes
+    ]
     compiled, real = (depth or layers) // period, layers // period
-    width = block.width
+    width = whole.width
     words = vocabulary // tensor
     weights = {"embedding": shape_of((words, width)), "scale": shape_of((width,))}
     weights["layers"] = layers_of(group, compiled, saved)
@@ -90,7 +95,7 @@ def decoder(
         weights["unembedding"] = shape_of((width, words))
     if learned_positions:
         weights["positions"] = shape_of((tokens, width))
-    if not block.rms:
+    if not whole.rms:
         weights["scale/shift"] = shape_of((width,))
 
     def loss(weights: Weights, ids: jax.Array) -> jax.Array:
@@ -98,7 +103,7 @@ def decoder(
         if learned_positions:
             x = x + weights["positions"]
         x = run(group, x, weights["layers"], saved)
-        x = norm(x, {f"last/{name}": leaf for name, leaf in weights.items() if "scale" in name}, "last", block.rms)
+        x = norm(x, {f"last/{name}": leaf for name, leaf in weights.items() if "scale" in name}, "last", whole.rms)
         last = weights["embedding"].T if tied else weights["unembedding"]
 
         def part(x_and_targets: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -111,7 +116,7 @@ def decoder(
         return jnp.mean(lax.map(jax.checkpoint(part), chunked))
 
     outside = (1 if tied else 2) * vocabulary * width
-    inside = sum(math.prod(shape) for shape in whole.shapes().values()) * layers
+    inside = sum(math.prod(shape) for each in wholes for shape in each.shapes().values()) * real
     return train(
         loss,
         weights,
