@@ -103,6 +103,10 @@ class Block:
         qk_norm: Whether queries and keys are normalised.
         v_norm: Whether values are normalised.
         key_values: Whether the values are the keys, before these are normalised and rotated, as in Gemma 4.
+        latent: Features of a token that keys and values are projected from, as in DeepSeek; 0 for all of them.
+        query_latent: Features of a token that queries are projected from; 0 for all of them.
+        rotated: With `latent`, the features of queries and keys beside `head_dim`, which alone are rotated; all heads
+            share those of a key.
         parallel: Whether attention and the feed-forward part read the same normalised input, as MaxText's did in 2023.
         gate: Whether a product of the input gates what attention gives.
         post_norm: Whether each part's output is normalised too, as Gemma's.
@@ -138,6 +142,9 @@ class Block:
     qk_norm: bool = False
     v_norm: bool = False
     key_values: bool = False
+    latent: int = 0
+    query_latent: int = 0
+    rotated: int = 0
     parallel: bool = False
     gate: bool = False
     post_norm: bool = False
@@ -162,10 +169,15 @@ class Block:
         """The shape of each weight of one block."""
         found: dict[str, tuple[int, ...]] = {}
         for part in ("attention", "cross") if self.cross else ("attention",):
-            found[f"{part}/query"] = (self.width, self.heads, self.head_dim)
-            found[f"{part}/key"] = (self.width, self.keys, self.head_dim)
+            for name, rank, also in (("query", self.query_latent, 0), ("key", self.latent, self.rotated)):
+                if rank:
+                    found[f"{part}/{name}_latent"] = (self.width, rank + also)
+                    found[f"{part}/{name}_latent/scale"] = (rank,)
+            source = self.latent or self.width
+            found[f"{part}/query"] = (self.query_latent or self.width, self.heads, self.head_dim + self.rotated)
+            found[f"{part}/key"] = (source, self.keys, self.head_dim)
             if not self.key_values:
-                found[f"{part}/value"] = (self.width, self.keys, self.head_dim)
+                found[f"{part}/value"] = (source, self.keys, self.head_dim)
             found[f"{part}/out"] = (self.heads, self.head_dim, self.width)
             found[f"{part}/scale"] = (self.width,)
             if self.gate:
@@ -366,16 +378,27 @@ def _attend(
     block: Block, x: jax.Array, other: jax.Array | None, weights: Mapping[str, jax.Array], saved: bool
 ) -> jax.Array:
     part, source = ("attention", x) if other is None else ("cross", other)
-    q = multiply("bsw,whd->bshd", x, weights, f"{part}/query")
+    queried = x
+    if block.query_latent:
+        queried = multiply("bsw,wr->bsr", x, weights, f"{part}/query_latent")
+        queried = norm(queried, weights, f"{part}/query_latent", True)
+    if block.latent:
+        both = multiply("bsw,wr->bsr", source, weights, f"{part}/key_latent")
+        source = norm(both[..., : block.latent], weights, f"{part}/key_latent", True)
+        shared = _rotate(both[..., None, block.latent :])
+    q = multiply("bsw,whd->bshd", queried, weights, f"{part}/query")
     k = multiply("bsw,whd->bshd", source, weights, f"{part}/key")
     v = k if block.key_values else multiply("bsw,whd->bshd", source, weights, f"{part}/value")
     if block.qk_norm:
         q, k = plain_norm(q), plain_norm(k)
     if block.v_norm:
         v = plain_norm(v)
-    if block.rotary:
+    if block.latent:
+        q = jnp.concatenate([q[..., : block.head_dim], _rotate(q[..., block.head_dim :])], -1)
+        k = jnp.concatenate([k, jnp.broadcast_to(shared, (*k.shape[:-1], block.rotated))], -1)
+    elif block.rotary:
         q, k = _rotate(q), _rotate(k)
-    q = q * block.head_dim**-0.5
+    q = q * q.shape[-1] ** -0.5
     if block.attention is Attention.SPLASH:
         y = splash(block, q, k, v, saved)
     elif block.attention is Attention.FLASH:

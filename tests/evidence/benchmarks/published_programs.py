@@ -49,6 +49,8 @@ def decoder(
     loss_chunks: int = 1,
     period: int = 1,
     last: Mapping[str, Any] | None = None,
+    first: int = 0,
+    first_ffn: int = 0,
     optimizer: str = "adam",
     attention: str = "splash",
     learned_positions: bool = False,
@@ -72,6 +74,8 @@ def decoder(
         loss_chunks: In how many parts of the tokens the loss is computed, one after the other.
         period: Every how many layers one sees all tokens, where the others have a window.
         last: What else is different in that layer: fields of `Block`.
+        first: Layers before all others, which have no experts. They count in `layers`, but not in `depth`.
+        first_ffn: Hidden features of their feed-forward part.
         optimizer: Name of the optimizer.
         attention: Name of the way of attention.
         learned_positions: Whether positions are learned vectors.
@@ -86,11 +90,14 @@ def decoder(
         )
         for each in wholes
     ]
-    compiled, real = (depth or layers) // period, layers // period
+    dense = [dataclasses.replace(group[0], experts=0, shared=0, ffn=first_ffn // tensor)]
+    compiled, real = (depth or layers - first) // period, (layers - first) // period
     width = whole.width
     words = vocabulary // tensor
     weights = {"embedding": shape_of((words, width)), "scale": shape_of((width,))}
     weights["layers"] = layers_of(group, compiled, saved)
+    if first:
+        weights["first"] = layers_of(dense, first, saved)
     if not tied:
         weights["unembedding"] = shape_of((width, words))
     if learned_positions:
@@ -102,6 +109,8 @@ def decoder(
         x = look_up(weights["embedding"], ids, one_hot)
         if learned_positions:
             x = x + weights["positions"]
+        if first:
+            x = run(dense, x, weights["first"], saved)
         x = run(group, x, weights["layers"], saved)
         x = norm(x, {f"last/{name}": leaf for name, leaf in weights.items() if "scale" in name}, "last", whole.rms)
         last = weights["embedding"].T if tied else weights["unembedding"]
@@ -117,6 +126,7 @@ def decoder(
 
     outside = (1 if tied else 2) * vocabulary * width
     inside = sum(math.prod(shape) for each in wholes for shape in each.shapes().values()) * real
+    inside += sum(math.prod(shape) for shape in dense[0].shapes().values()) * first * tensor
     return train(
         loss,
         weights,

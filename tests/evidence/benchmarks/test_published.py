@@ -89,6 +89,21 @@ def test_networks_have_as_many_weights_as_published(name, expected):
 
 
 @pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gemma4-31b-8192", 30.7e9),
+        ("gemma4-26b-4096", 25.2e9),
+        ("deepseek2-16b-2048", 15.7e9),
+        ("deepseek3-671b-4096", 671e9),
+    ],
+)
+def test_networks_that_are_compiled_in_part_have_as_many_weights_as_published(name, expected):
+    program = _PROGRAMS[name]
+    whole = program | {"arguments": program["arguments"] | {"depth": 0}}
+    assert _count(published_compile.build_step(whole, 1).arguments[0]) == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize(
     "name", ["marin-llama-75m-1024", "vit-s16", "mixer-b16", "gnmt", "ssd-resnet34", "product-128"]
 )
 def test_steps_trace_on_abstract_shapes_and_return_what_they_replace(name):
@@ -112,6 +127,8 @@ _SMALL = {"batch": 2, "tokens": 8, "layers": 2, "vocabulary": 50, "width": 16, "
         {"attention": "flash", "tokens": 128, "head_dim": 128},
         {"attention": "blocks", "tokens": 1024, "kv_heads": 1, "product_loss": True},
         {"parallel": True, "qk_norm": True, "v_norm": True},
+        {"layers": 4, "window": 4, "period": 2, "last": {"head_dim": 16, "kv_heads": 1, "key_values": True}},
+        {"layers": 3, "first": 1, "first_ffn": 64, "latent": 8, "query_latent": 8, "rotated": 4},
         {"experts": 4, "active": 2, "sorts_back": True, "width": 128, "ffn": 128, "tokens": 256},
         {"gated": False, "relu": True, "hidden_dropout": 0.1, "dropout": 0.1, "late_division": True},
     ],
