@@ -16,6 +16,7 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -100,7 +101,10 @@ def compile_all(patterns: Sequence[str], folder: Path, timeout_seconds: float, m
         command = ["nice", "-n", "10", sys.executable, "-m", __spec__.name if __spec__ else __name__, key, str(folder)]
         started = time.monotonic()
         reason = ""
-        with subprocess.Popen(command, env=os.environ | _ENVIRONMENT, stderr=subprocess.PIPE, text=True) as child:
+        with (
+            tempfile.TemporaryFile("w+") as errors,  # A pipe would fill up, and the child would wait.
+            subprocess.Popen(command, env=os.environ | _ENVIRONMENT, stderr=errors) as child,
+        ):
             while child.poll() is None:
                 time.sleep(0.5)
                 if time.monotonic() - started > timeout_seconds:
@@ -110,9 +114,11 @@ def compile_all(patterns: Sequence[str], folder: Path, timeout_seconds: float, m
                 if reason:
                     child.kill()
                     break
-            _, errors = child.communicate()
+            child.wait()
+            errors.seek(0)
+            last = "\n".join(errors.read().strip().splitlines()[-3:])[-600:]
         if child.returncode:
-            reason = reason or "\n".join(errors.strip().splitlines()[-3:])[-600:]
+            reason = reason or last
             figures = {"key": key, "seconds": round(time.monotonic() - started, 1), "failure": reason}
             figures["program"] = programs[key.rsplit("/", 2)[0]]
             paths_of(key, folder)[1].write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")

@@ -485,9 +485,7 @@ def _all_experts(block: Block, x: jax.Array, weights: Mapping[str, jax.Array]) -
         inside = reorder(jnp.repeat(flat, block.active, 0), order, back)
     else:
         inside = flat[order // block.active]
-    tiles = tuple(
-        min(side, size) for side, size in zip((512, 1024, 1024), (10**9, block.width, block.ffn), strict=True)
-    )
+    tiles = (512, *(min(1024, -(-size // 128) * 128) for size in (block.width, block.ffn)))  # Of whole registers.
     rows = functools.partial(gmm, group_sizes=sizes, preferred_element_type=x.dtype, tiling=tiles)
     up, gate = rows(inside, weights["ffn/up"]), rows(inside, weights["ffn/gate"])
     outside = rows(up * jax.nn.silu(gate), weights["ffn/down"], tiling=(tiles[0], tiles[2], tiles[1]))
