@@ -1,1 +1,1 @@
-"""The steps of the pipeline, with one package each, the package `core` that they share, and the server of an export."""
+"""Steps of the pipeline (one package each), their shared package `core`, and the server for exported models."""

@@ -1,4 +1,4 @@
-"""Names of the container images of the steps and of the server."""
+"""Names of the container images in which the steps and the model server run."""
 
 import copy
 import dataclasses
@@ -31,8 +31,8 @@ class Images:
     come from an outdated image.
 
     Attributes:
-        training: Image of preflight, of training, and of evaluation on a TPU or GPU. The other steps use this image,
-            too, if TPU_PIPELINES_STEPS_IMAGE is not set.
+        training: Image of preflight and training. It is also the image of evaluation if that step runs on a TPU or GPU,
+            and of all other steps if TPU_PIPELINES_STEPS_IMAGE is not set.
         other_steps: Smaller image of the steps that need neither a TPU nor the TPU compiler. If empty, these steps use
             the image `training`.
         beam: Image of Beam's workers and of the step that starts them. It is separate because Beam conflicts with
@@ -70,9 +70,10 @@ def load_images(environment: Mapping[str, str]) -> Images:
 
 
 def in_place_of_shell(component: Any) -> Any:
-    """Change a KFP component so that Python replaces the shell that starts it (`exec`), and return the component.
+    """Change a KFP component so that SIGTERM reaches its Python process, and return the component.
 
-    Platforms send SIGTERM only to the first process of a container. A shell would not pass the signal on to Python.
+    Platforms send SIGTERM only to the first process of a container. In a KFP component, this is a shell, which starts
+    Python and does not pass the signal on. After the change, the shell replaces itself with Python (`exec`).
     """
     command = component.component_spec.implementation.container.command
     command[:] = [word.replace("_KFP_RUNTIME=true python3", "_KFP_RUNTIME=true exec python3") for word in command]
@@ -117,12 +118,12 @@ def check_image_name(image: str, setting: str = "the image") -> None:
 def is_in_registry(image: str, is_clusters_own: bool = False) -> bool:
     """Return whether an image's name contains a registry.
 
-    An image without a registry exists only on the machine that built it.
+    Without a registry in its name, an image counts as one that exists only on the machine that built it.
 
     Args:
         image: Name of the image.
-        is_clusters_own: Whether `localhost`, or a host with a port, counts as a registry. A cluster can have a registry
-            with an address of this form.
+        is_clusters_own: Whether a registry inside the cluster is accepted, too. Its address is `localhost` or has a
+            port, such as `registry:5000`.
 
     Example:
         >>> is_in_registry("tpu-pipelines/python:latest"), is_in_registry("docker.io/me/python:latest")

@@ -1,4 +1,4 @@
-"""Digests of plain values, used as keys. Equal values have equal digests on every machine."""
+"""Digests of numbers, texts, lists and mappings, for use as keys. Equal values have equal digests on all machines."""
 
 import hashlib
 import json

@@ -33,15 +33,16 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def reading(place: str | Path, expected: str, advice: str, *errors: type[Exception]) -> Iterator[None]:
-    """Convert exceptions in the `with` block, which reads a file, to an InputError that names the file.
+    """Raise an InputError that names a file if the `with` block fails to read the file.
 
     An InputError whose message already contains the file's name is not changed.
 
     Args:
-        place: The file.
+        place: Path or URI of the file.
         expected: Expected content, for example `a CSV file in UTF-8`.
         advice: Advice to the user, as a sentence.
-        errors: Exceptions to convert. By default, these are the exceptions that damaged JSON and array files cause.
+        errors: Exceptions to convert to an InputError. By default, these are the exceptions that damaged JSON and array
+            files cause.
 
     Example:
         >>> with reading("a.npz", "ids", "Write it."):

@@ -55,9 +55,10 @@ class Code:
         return digest_files(self.files)
 
     def versions(self) -> dict[str, str]:
-        """Return the installed version of every library that can affect results, by library name.
+        """Return the installed version of each library in `libraries` that can affect computed results, by name.
 
-        The version is an empty string if the library is not installed.
+        Libraries that only transfer data, retry calls or show progress are left out. The version is an empty string if
+        the library is not installed.
         """
         return {name: _version(name) for name in sorted(self.libraries - _WITHOUT_EFFECT)}
 

@@ -11,12 +11,14 @@ _DIGITS, _MAX_DIGITS = 4, 17  # Any two different numbers differ in 17 significa
 
 
 def decimals(value: float) -> int:
-    """Return how many decimal places show a value with three significant digits: from 0 to 4."""
+    """Return the number of decimal places that a value needs for three significant digits, limited to 0 to 4."""
     return min(max(0, 2 - math.floor(math.log10(value))), 4) if value > 0 else 0
 
 
 def number(value: float) -> str:
-    """Format a number with three significant digits, all digits before the decimal point, and at most four decimals.
+    """Format a number with three significant digits, but with at most four decimal places.
+
+    Digits before the decimal point are never dropped, so a number from 1000 on has more than three.
 
     Example:
         >>> number(1234.5), number(0.04567)
@@ -131,7 +133,7 @@ def show(value: float, *beside: float) -> str:
     """Format a metric with four decimals, or more if needed to tell it from the values in `beside`.
 
     Digits are added until the text differs from the text of every different value in `beside`. Values closer to 0 than
-    0.001 are formatted with significant digits instead of decimals, because an error metric can have any unit.
+    0.001 are formatted with significant digits instead of decimals: an error metric in a large unit can be this small.
 
     Example:
         >>> show(0.9), show(0.00001234), show(0.90001, 0.9), show(float("nan"))

@@ -45,7 +45,9 @@ _COMPANIONS = ("matplotlib", "pandas", "sklearn")
 
 
 def import_keras_alone() -> None:
-    """Import Keras without scikit-learn, pandas and matplotlib. These libraries can still be imported later.
+    """Import Keras faster, by hiding scikit-learn, pandas and matplotlib during the import.
+
+    Keras imports these libraries if they are installed. They can still be imported later.
 
     None in `sys.modules` makes an import fail as if the library were not installed:
     https://docs.python.org/3/reference/import.html#the-module-cache

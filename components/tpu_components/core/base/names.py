@@ -19,7 +19,9 @@ def as_nfc(name: str) -> str:
 
 
 def other_forms(name: str) -> list[str]:
-    r"""Return the NFC and NFD forms of a name that differ from the name. For an ASCII name, return an empty list.
+    r"""Return the NFC and NFD forms of a name, but leave out a form that equals the name.
+
+    For an ASCII name, return an empty list.
 
     Example:
         >>> other_forms("a.png"), other_forms("\u00e9.png") == ["e\u0301.png"]

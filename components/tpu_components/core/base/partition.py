@@ -1,4 +1,4 @@
-"""Partition of items, such as training examples or files to write, among several hosts or commands."""
+"""Division of items among hosts or parallel commands. Items are, for example, training examples or files to write."""
 
 import dataclasses
 

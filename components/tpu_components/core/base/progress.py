@@ -1,7 +1,7 @@
 """Progress display for long work. On a terminal, it is a bar with the rate and the remaining time.
 
-Without a terminal, it is a line every 5 s. Several processes can share a terminal, so `show_line` clears the current
-line first, which may contain the bar of another process.
+Without a terminal, it is a line every 5 s. Several processes can share a terminal, and the current line may contain the
+bar of another process. So `show_line` clears this line before it prints.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ def is_verbose() -> bool:
 
 
 class Progress(Protocol):
-    """Counter of finished items."""
+    """Progress display to which the caller reports finished items. `track` yields it."""
 
     def update(self, count: int, note: str = "") -> None:
         """Add `count` finished items. A `note` is shown after the count and the rate."""

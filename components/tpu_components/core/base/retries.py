@@ -48,8 +48,8 @@ class Backoff:
     With jitter, many clients do not retry at the same time.
 
     Attributes:
-        patience_seconds: Time after which a failure is no longer retried.
-        sleep: Function that waits.
+        patience_seconds: Time since the first attempt after which failures are no longer retried.
+        sleep: Function that waits for a number of seconds.
         clock: Monotonic clock, in seconds.
         report: Function that is called with a message about each failure and the time until the next attempt.
     """

@@ -18,7 +18,10 @@ class State(enum.StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether a run in this state has ended by itself or was cancelled. An interrupted run is not final."""
+        """Whether a run in this state has ended for good: it succeeded, failed, was rejected or was cancelled.
+
+        An interrupted run is not final, because it can be continued.
+        """
         return self in (State.SUCCEEDED, State.REJECTED, State.FAILED, State.CANCELLED)
 
 
@@ -76,7 +79,7 @@ LOOKS = {PROMOTED: "good", PASSED: "good", State.FAILED: "bad"}  # Style of a re
 def result_of(state: str, is_registered: bool = False) -> str:
     """Return the result of a run, `promoted`, `passed` or `not promoted`, from its state.
 
-    For a run in any other state than `succeeded` or `rejected`, return the state.
+    If the state is neither `succeeded` nor `rejected`, return the state itself.
 
     Args:
         state: State of the run.

@@ -39,7 +39,7 @@ def hide_credentials(text: str, mark: str = "***@") -> str:
 
 
 def visible(text: str) -> str:
-    r"""Return the text with control characters and invisible characters escaped, for a page or a terminal.
+    r"""Return the text with control characters and invisible characters escaped, for HTML, Markdown or a terminal.
 
     Example:
         >>> visible("cat\u202e\ufeff")

@@ -26,7 +26,7 @@ _LOOK_EVERY_SECONDS = 0.5
 class Terminated(SystemExit):
     """Exception that ends the process after SIGTERM or after the loss of another host.
 
-    The step continues when it is started again.
+    If the step is started again, it continues its unfinished work.
 
     This class is not derived from `Exception`, so `except Exception` does not catch it.
 
@@ -76,8 +76,10 @@ def heard() -> Iterator[None]:
 def put_off() -> Iterator[Callable[[], bool]]:
     """Defer SIGTERM to the end of the `with` block. Yield a function that returns whether SIGTERM has arrived.
 
-    If SIGTERM has arrived, `Terminated` is raised at the end of the block. Outside `heard`, this function has no
-    effect, because programs that call a step as a function handle signals themselves.
+    If SIGTERM has arrived, `Terminated` is raised at the end of the block.
+
+    This function has an effect only in the `with` block of `heard`. A program that calls a step as a function does not
+    use `heard`, because it handles signals itself.
     """
     if signal.getsignal(signal.SIGTERM) is not _terminate:
         yield lambda: False
@@ -112,7 +114,7 @@ def _end_late(reading: int, is_over: threading.Event) -> None:
 
 
 def end_with(pid: int) -> None:
-    """End this process soon after the process with the ID `pid` has ended."""
+    """End this process soon after the process with the ID `pid` has ended, for example its parent process."""
 
     def watch() -> None:
         with contextlib.suppress(ProcessLookupError):

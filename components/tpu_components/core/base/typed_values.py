@@ -74,7 +74,10 @@ Seed = Annotated[int, Range(0, below=2**32)]
 
 
 class Role(enum.Enum):
-    """Base class of enums that mark fields. For example, `Annotated[int, Part.HOST]` gives a field the role HOST."""
+    """Base class of enums whose members mark fields of dataclasses.
+
+    For example, if `Part` is a subclass, a field of the type `Annotated[int, Part.HOST]` has the role `Part.HOST`.
+    """
 
 
 def _number(value: float) -> str:
@@ -82,9 +85,9 @@ def _number(value: float) -> str:
 
 
 def allowed_by(kind: Any) -> Container[Any] | None:
-    """Return the allowed values of a type `Annotated[T, values]`, or of a tuple of this type.
+    """Return `values` if a type is `Annotated[T, values]` or `tuple[Annotated[T, values], ...]`.
 
-    Return None for other types.
+    Return None for other types, which allow all values.
     """
     if typing.get_origin(kind) is Annotated:
         return typing.cast(Container[Any], typing.get_args(kind)[1])
@@ -212,11 +215,11 @@ def _nearest(word: Any, known: Container[Any]) -> str:
 
 
 def removed_fields(kind: Any) -> Mapping[str, str]:
-    """Return advice for the removed fields (`NAME`) and values (`NAME=VALUE`) of a dataclass.
+    """Return advice for each removed field or value of a dataclass, from its attribute `REMOVED`.
 
-    The advice comes from the attribute `REMOVED`, and says what replaces the field or value. A removed field is still
-    accepted if it is empty, because configurations and compiled pipelines of earlier versions contain the empty
-    default.
+    The key is `NAME` for a field and `NAME=VALUE` for a value. The advice says what replaces the field or value. A
+    removed field is still accepted if it is empty, because configurations and compiled pipelines of earlier versions
+    contain the empty default.
     """
     return getattr(kind, "REMOVED", {})
 
@@ -227,9 +230,14 @@ def renamed_fields(kind: Any) -> Mapping[str, str]:
 
 
 def with_new_names(raw: Mapping[str, Any], kind: Any, where: str = "") -> Mapping[str, Any]:
-    """Return the values `raw` of the fields of `kind`, with old field names replaced by the new names.
+    """Return `raw` with the old names of renamed fields replaced by the new names.
 
     Each old name causes a FutureWarning.
+
+    Args:
+        raw: Values by field name.
+        kind: Dataclass to which the fields belong.
+        where: Name that precedes the field's name in messages, for example `training` for `training.epochs`.
 
     Raises:
         InputError: If a field has both its old and its new name.
@@ -267,7 +275,8 @@ class Mistakes:
     """Collection of users' mistakes, so that all are reported at once.
 
     Args:
-        is_first_enough: Whether to raise the first mistake immediately, for example for a file that a program wrote.
+        is_first_enough: Whether to raise the first mistake immediately instead. This suits files that a program wrote,
+            which a user does not correct by hand.
     """
 
     def __init__(self, is_first_enough: bool = False) -> None:

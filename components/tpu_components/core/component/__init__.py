@@ -1,1 +1,1 @@
-"""Command line, inputs and record of every step."""
+"""Command line and inputs of a step, the record of its outcome, and messages about runs that did not succeed."""

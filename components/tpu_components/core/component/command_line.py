@@ -33,7 +33,7 @@ class ArgumentParser(argparse.ArgumentParser):
     removed: Mapping[str, str] = {}
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse the arguments. Unknown arguments are an error of this parser, so that the message shows its usage."""
+        """Parse the arguments. If some are unknown, exit with the usage of this parser, not of the main parser."""
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             options = [word.partition("=")[0] for word in unknown if word.startswith("-")]
@@ -57,7 +57,7 @@ def parse_argument(parse: Callable[[str], T], text: str) -> T:
     """Parse the text of an argument.
 
     Raises:
-        argparse.ArgumentTypeError: If `parse` raises an InputError. The message of argparse names the argument.
+        argparse.ArgumentTypeError: If `parse` raises an InputError. argparse adds the argument's name to the message.
     """
     try:
         return parse(text)
@@ -147,7 +147,8 @@ def run_step(
 ) -> int:
     """Run a step with the arguments of the command line, and return the exit code.
 
-    The exit code is 3 if the result is not accepted (see `accepted`), otherwise that of `exit_code`.
+    The exit code is 3 if the step's result is negative, such as a model that does not pass the gate (see `accepted`).
+    In all other cases, the function `exit_code` determines the exit code.
 
     Args:
         work: Function of the step. It takes the parameters, the input folders and the output folder.

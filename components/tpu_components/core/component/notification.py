@@ -28,8 +28,8 @@ _UNKNOWN_OUTCOME = "has ended, but Kubeflow does not report how"
 def message(run: str, state: str, error: str, resource: str, page: str) -> str:
     """Return the message to send about a run that ended, or an empty string if the run succeeded.
 
-    Cancelled runs have a message, too. On Kubeflow, the exit task also runs for them: cancelling sets the run's
-    deadline to 0, and deadlines do not apply to exit handlers (kubeflow/pipelines
+    There is also a message for cancelled runs. On Kubeflow, an exit task, which runs at the end of every run, sends it.
+    Cancelling a run only sets its deadline to 0, and deadlines do not apply to exit tasks (kubeflow/pipelines
     backend/src/common/util/execution_spec.go: GetTerminatePatch; argoproj/argo-workflows at f016ad8,
     workflow/controller/exec_control.go and workflowpod.go).
 
@@ -37,8 +37,9 @@ def message(run: str, state: str, error: str, resource: str, page: str) -> str:
         run: Name of the run.
         state: Final state, as the platform names it.
         error: Message of the platform. Empty if unknown.
-        resource: Name of the pipeline job on Vertex AI, `projects/…/locations/…/pipelineJobs/…`.
-        page: Address of the run's page on another platform.
+        resource: Name of the pipeline job on Vertex AI, `projects/…/locations/…/pipelineJobs/…`. The message links to
+            the job's page. Names of another form are ignored.
+        page: Address of the run's page, for runs on another platform.
 
     Example:
         >>> print(message("digits", "FAILED", "train-model: no TPU", "", "https://kubeflow/#/runs/details/1"))
@@ -69,8 +70,8 @@ def reasons(resource: str) -> str:
 
     Return an empty string on Kubeflow, or if the request for the job fails.
 
-    An exit task does not receive the steps' messages. KFP's API does not report them either (kubeflow/pipelines
-    backend/src/v2/driver/resolve.go).
+    The task that notifies the user does not receive the steps' error messages, so it calls this function. On Kubeflow,
+    KFP's API does not report them either (kubeflow/pipelines backend/src/v2/driver/resolve.go).
     """
     if not job_of(resource):
         return ""

@@ -14,7 +14,7 @@ def params_from(inputs: Mapping[str, Any], params: type[P]) -> P:
 
     Args:
         inputs: Arguments of a component by name. Other names, such as those of artifacts, are ignored. An input
-            with the name of a removed field must be empty. A renamed field can have its old name.
+            with the name of a removed field must be empty. An input can also have the old name of a renamed field.
         params: The dataclass. A field that is a dataclass is built from the input with its name or, if there is no
             input with its name, from all of `inputs`.
 
