@@ -159,15 +159,17 @@ def count_labels(labels: np.ndarray) -> dict[str, Distribution]:
 
 
 def count_independent(kind: str, rows: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> dict[str, float]:
-    """Return the effective sample size of grouped examples, divided by their number, for each measurement (figure).
+    """Return the effective sample size of grouped examples, as a fraction of their number, for each figure.
 
-    The result is stored as `Split.independence`. A figure's value is the smallest of the values for its mean and for
-    its quartiles. The key `classes` has the value for the class shares.
+    A figure is a measurement, such as brightness. The fraction is computed for the mean and for each quartile of the
+    figure, and the smallest of these is returned. The key `classes` has the fraction for the class shares. The result
+    is stored as `Split.independence`.
 
     Args:
         kind: Kind of example, `image` or `text`.
         rows: Measurements, int[num_examples, figures]; see `distributions`.
-        labels: Class of each example, int[num_examples]; or labels or regression targets, [num_examples, …].
+        labels: Class of each example, int[num_examples]. For multi-label data, the labels of each example, and for a
+            regression, its targets: [num_examples, …].
         groups: Number of each example's group, int[num_examples].
     """
     classes = labels if labels.ndim > 1 else labels[:, None] == np.unique(labels)

@@ -52,8 +52,10 @@ class Shift:
     """Difference of one statistic between two data sets, and the test of this difference.
 
     Attributes:
-        figure: Name of the statistic: a name from `Split.distributions`, `target NAME` for the mean of a target,
-            `spread of target NAME`, `classes`, `single class`, `common words` or `set aside`.
+        figure: Name of the statistic: a name from `Split.distributions`, `target NAME` (mean of a regression target),
+            `spread of target NAME` (its standard deviation), `classes` (class shares), `single class` (in multi-label
+            data, the share of the label that differs most), `common words` (shares of words) or `set aside` (share of
+            quarantined inputs).
         effect: Effect size.
         measure: Description of the effect size.
         luck: p-value of the test.
@@ -79,7 +81,7 @@ class Shift:
 
 
 def find_shifts(new: DataSketch, old: DataSketch, confidence: float = 0.99) -> tuple[Shift, ...]:
-    """Compare two data sets, with all splits together. Return one `Shift` per statistic.
+    """Compare two data sets, each over all its splits. Return one `Shift` per statistic.
 
     The results are sorted by the ratio of the effect size to its threshold, the largest first.
 
@@ -105,7 +107,14 @@ def find_shifts(new: DataSketch, old: DataSketch, confidence: float = 0.99) -> t
 
 
 def judge(shift: Shift, threshold: float, test: str, allowed: float) -> Shift:
-    """Decide whether a shift counts as drift. Return a copy that contains the decision, the test and the limits."""
+    """Decide whether a shift counts as drift. Return a copy of the shift that contains the decision.
+
+    Args:
+        shift: Difference of a statistic, with its effect size and p-value.
+        threshold: Smallest effect size that counts as drift.
+        test: Name of the test that gave the p-value, for reports.
+        allowed: Significance level. A shift counts as drift only if its p-value is lower.
+    """
     drifted = shift.luck < allowed and shift.effect >= threshold
     return dataclasses.replace(shift, test=test, threshold=threshold, allowed=allowed, drifted=drifted)
 

@@ -38,9 +38,9 @@ class Moments:
 
     @property
     def most_kurtosis(self) -> float:
-        """Upper bound of the kurtosis: the largest distance from the mean, in standard deviations, squared.
+        """Upper bound on the kurtosis: the square of the largest distance from the mean, in standard deviations.
 
-        It is 0 if the range is unknown, or if all values are equal.
+        The bound is 0 if the range is unknown, or if all values are equal.
         """
         if self.minimum is None or self.maximum is None or not self.std > 0:
             return 0.0
@@ -170,10 +170,11 @@ def _pool_moments(parts: Sequence[Moments]) -> Moments:
 
 
 def find_independence(values: np.ndarray, groups: np.ndarray) -> float:
-    """Return the effective sample size for the mean of values in groups, divided by the number of examples.
+    """Return the effective sample size of grouped examples, as a fraction of their number.
 
-    The result is the inverse of Kish's design effect, which is the variance with groups divided by the variance of
-    independent examples. Several columns are pooled.
+    The effective sample size is the number of independent examples whose mean would have the same variance. The
+    fraction is 1 divided by Kish's design effect, which is the variance of the mean of the grouped examples, relative
+    to independent examples. Several columns are pooled.
 
     Args:
         values: float[examples, columns].
@@ -225,9 +226,9 @@ def pool_bins(parts: Sequence[Distribution]) -> tuple[tuple[float, ...], tuple[i
 
 
 def find_distance(ours: Distribution, theirs: Distribution) -> float:
-    """Return the two-sample Kolmogorov-Smirnov statistic: the largest difference of the two distribution functions.
+    """Return the two-sample Kolmogorov-Smirnov statistic: the largest difference between two distribution functions.
 
-    Only points where both functions are known exactly are compared, so the result is a lower bound of the statistic.
+    Only points where both functions are known exactly are compared, so the result is a lower bound on the statistic.
     """
     ends = [np.nextafter(each.maximum, np.inf) for each in (ours, theirs)]
     points = np.unique(np.concatenate([ours.edges, theirs.edges, [ours.minimum, theirs.minimum], ends]))

@@ -31,6 +31,6 @@ def sketch_of(origin: Origin) -> DataSketch:
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"Cannot compare data with the data of {origin.name}: this version has no readable sketch of its data "
-            f"({error}). The version belongs to another task, or it was registered by another tool, or before versions "
-            "had sketches. The next promoted run stores a sketch. Until then, compare with a folder of records."
+            f"({error}). The version was registered by another tool, or by an older or newer release of tpu-pipelines. "
+            "The next promoted run stores a sketch. Until then, compare with a folder of records."
         ) from error

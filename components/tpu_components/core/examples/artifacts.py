@@ -171,7 +171,10 @@ class _FlatInput:
 
     @staticmethod
     def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
-        """Copy the input's fields from the top level of a file's content into a mapping `input`."""
+        """Return the content of a file with a mapping `input`, which contains the fields of the model's input.
+
+        In the file, these fields are at the top level.
+        """
         return {**raw, "input": {**raw, "kind": raw["input"]}}
 
 
@@ -183,9 +186,9 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
         fingerprint: SHA-256 of the content. It is equal for the same examples in the same order.
         source: Source of the examples, as in `data.source`.
         split_rule: Description of the rule that assigned the splits.
-        split_rule_version: Version of the split rule. The same version assigns equal examples to equal splits.
-        input: Input of a model. In the file, the fields of the input are at the top level, and `input` is the kind of
-            the input.
+        split_rule_version: Version of the split rule. The same version assigns equal examples to the same split.
+        input: Input of a model that is trained on the data set. In the file, the fields of this object are at the top
+            level, and `input` is only the kind of input, such as `image`.
         task: Task of a model that is trained on the data set; a key of `interface.TASKS`.
         features: Type of each feature of a tf.train.Example, by name.
         class_names: Class names. A label is the index of a class name. For a regression, the names of the targets.
@@ -394,8 +397,8 @@ class ModelInfo(_FlatInput, JsonFile, name=MODEL_FILE, what="the description of 
         input: Input of the model; see `Manifest`.
         task: Task of the model; see `Manifest`.
         dataset_fingerprint: Fingerprint of the data set that the model was trained on.
-        training: Facts about the training, such as the number of examples and the best epoch, and its hyper-parameters
-            from the model and the configuration.
+        training: Facts about the training, such as the number of examples and the best epoch. Also contains the
+            training hyper-parameters, which come from the model and the configuration.
         digests: SHA-256 of the architecture and of the best weights, by file name. Empty in older files.
     """
 

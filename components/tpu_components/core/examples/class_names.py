@@ -95,7 +95,7 @@ def missing_labels(class_names: Collection[str] = ()) -> frozenset[str]:
 def notes_on(class_names: Sequence[str]) -> list[str]:
     """Return a warning for each problem with class names, for example names that look like missing labels.
 
-    Names with control characters and different spellings of one class are also problems.
+    Different spellings of one class are also a problem, and so are control characters in a name.
 
     Args:
         class_names: Names of the classes in the data, from `class_name`.

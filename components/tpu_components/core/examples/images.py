@@ -166,7 +166,7 @@ def describe_losses(counts: Mapping[str, int], total: int) -> list[str]:
 
     Args:
         counts: Number of images with each kind of loss, by `Loss.statistic`.
-        total: Number of all images.
+        total: Total number of images.
     """
     return [
         f"{counts[loss.statistic]:,} of {total:,} {loss.explanation}" for loss in LOSSES if counts.get(loss.statistic)
@@ -312,7 +312,14 @@ def reduction(size: tuple[int, int], wanted: tuple[int, int]) -> int:
 
 
 def decode_jpeg(content: bytes, channels: int, size: tuple[int, int], ratio: int = 1, **options: Any) -> np.ndarray:
-    """Decode a JPEG file to 1 or 3 channels. libjpeg divides the height and the width by `ratio`.
+    """Decode a JPEG file to uint8[height, width, channels], optionally at a reduced size.
+
+    Args:
+        content: The bytes of the file.
+        channels: Number of channels to convert to, 1 or 3.
+        size: (height, width) of the image in the file.
+        ratio: Number by which libjpeg divides the height and the width: 1, 2, 4 or 8.
+        options: Further arguments of `simplejpeg.decode_jpeg`.
 
     Raises:
         UnreadableImageError: If the file is damaged.
@@ -421,9 +428,10 @@ def _is_lossless_webp(content: bytes) -> bool:
 
 
 def count_scans(content: bytes) -> int:
-    """Return an upper bound for the number of scans in a JPEG file.
+    """Return an upper bound on the number of scans in a JPEG file, which limits the time to decode the file.
 
-    The bytes that mark a scan may also occur in metadata, and are counted there as well.
+    A scan is a pass over all pixels of a progressive JPEG. The bytes that mark a scan may also occur in metadata, and
+    are counted there as well.
     """
     return content.count(b"\xff\xda")
 
@@ -653,7 +661,8 @@ def check_encoded(content: bytes, rule: ImageRule) -> tuple[bytes, tuple[int, ..
     Return the bytes to store, the shape (height, width, channels) and the decoded image.
 
     JPEG files (except unusual ones, for example CMYK) and PNG files are stored unchanged. Files that TensorFlow cannot
-    decode, or that it decodes to other pixels, such as photos with an EXIF rotation, are converted to PNG.
+    decode are converted to PNG. So are files for which TensorFlow gives different pixels than this module, such as
+    photos with an EXIF rotation.
 
     Raises:
         UnreadableImageError: If the file is not an image, or is truncated.

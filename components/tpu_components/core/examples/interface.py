@@ -2,9 +2,9 @@
 
 An input describes an example: shape, dtype, arguments of `build_model`, and storage format. A task describes what is
 predicted: the target, the loss, and the metric that the gate compares (the judged figure). The steps use these two
-classes, so that they need no branches for each kind of data. Some modules have a table by kind or task for other
-differences: `records` for parsing, `core.metrics` for metrics, `serving` for responses. Importing this module does not
-import a framework.
+classes, so that they need no branches for each kind of data. Where the code must differ in other ways, a module has a
+table with one entry per kind or task: `records` for parsing, `core.metrics` for metrics, `serving` for responses.
+Importing this module does not import a framework.
 """
 
 import dataclasses
@@ -106,7 +106,7 @@ class ImageInput:
 
     @property
     def stored_rule(self) -> ImageRule:
-        """Rule that converts the image file of a record, which is already rotated, to pixels of `fed_shape`."""
+        """Rule that converts a record's image file to pixels of `fed_shape`. Photos in records are already rotated."""
         height, width, channels = self.fed_shape
         return ImageRule((height, width), channels, reduced=self.reduced)
 
@@ -252,7 +252,7 @@ class Task:
         return (interface.num_classes,)
 
     def output_shape(self, interface: "Interface") -> tuple[int, ...]:
-        """Return the shape of a model's prediction for one example, float32."""
+        """Return the shape of a model's prediction for one example. Predictions are float32."""
         return (interface.num_classes,)
 
     def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
@@ -376,8 +376,8 @@ class LanguageModel(Task):
     """Task of predicting the next character at every position of a passage.
 
     Targets are character IDs, int32[batch, num_tokens]. Predictions are probabilities, float32[batch, num_tokens,
-    num_classes]. Targets of 0 (padding) are ignored. A record stores the number of targets that count. These are the
-    last targets of the passage, and their IDs are part of the stored input.
+    num_classes]. Targets of 0 (padding) are ignored. The label of a record is the number of targets, counted from the
+    end of the passage, that are not ignored. The target IDs themselves are part of the stored input.
     """
 
     name = LANGUAGE_MODEL

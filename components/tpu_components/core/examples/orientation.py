@@ -24,7 +24,8 @@ def read_orientation(encoded: Any) -> Any:
     metadata. An orientation that is stored elsewhere, such as in XMP, is not read.
 
     The metadata of a JPEG file are segments: a marker, the length, and the content. Those of a PNG file are chunks: the
-    length, the name, the content, and a checksum. EXIF data are a TIFF file, whose first directory has the tag.
+    length, the name, the content, and a checksum. EXIF data have the format of a TIFF file. The orientation is an entry
+    in its first directory.
 
     Args:
         encoded: A scalar string tensor with the bytes of the file.
@@ -35,7 +36,10 @@ def read_orientation(encoded: Any) -> Any:
     is_jpeg = tf.io.is_jpeg(encoded)
 
     def number(at: Any, num_bytes: int, is_little_endian: Any = False) -> Any:
-        """Return the unsigned number at an offset, or at each of several offsets. Bytes after the end are 0."""
+        """Return the unsigned number in `num_bytes` bytes of the file, from the byte offset `at` on.
+
+        If `at` has several offsets, return the number at each of them. Bytes after the end of the file count as 0.
+        """
         read = [tf.gather(head, tf.minimum(at + i, end)) for i in range(num_bytes)]
         big = sum(byte * 256**i for i, byte in enumerate(reversed(read)))
         little = sum(byte * 256**i for i, byte in enumerate(read))

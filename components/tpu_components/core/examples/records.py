@@ -1,4 +1,4 @@
-"""Writing of TFRecords, and reading of TFRecord files in batches.
+"""Functions that write TFRecords, and that read TFRecord files in batches.
 
 Each record is a framed tf.train.Example. Writing does not need TensorFlow, so worker processes start in a fraction of a
 second. Reading in batches uses tf.data. Importing this module imports neither TensorFlow nor protobuf. Formats:
@@ -310,7 +310,13 @@ def shard_paths(directory: Path, manifest: Manifest, split: str) -> list[str]:
 
 
 def open_shards(files: Any, manifest: Manifest, buffer_bytes: int | None = None) -> Any:
-    """Return a tf.data.Dataset of the serialized examples in some shards, whose paths are `files`."""
+    """Return a tf.data.Dataset of the serialized examples in some shards.
+
+    Args:
+        files: Paths of the shards.
+        manifest: Manifest of the records, which says how the shards are compressed.
+        buffer_bytes: Size of the read buffer, in bytes, or None for TensorFlow's default.
+    """
     return tf.data.TFRecordDataset(files, manifest.compression, buffer_bytes)
 
 
@@ -354,10 +360,10 @@ def parts_of_shards(counts: Sequence[int], share: Share) -> np.ndarray:
 
 
 def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False, with_margin: bool = False) -> Any:
-    """Parse a tf.data.Dataset of batches of serialized examples to a dataset of batches of tensors.
+    """Parse batches of serialized examples, and return a tf.data.Dataset of batches of tensors.
 
     Args:
-        serialized: The batches.
+        serialized: A tf.data.Dataset of batches, string[batch]. Each string is a serialized tf.train.Example.
         manifest: Manifest of the records.
         with_keys: Whether to add the keys of the examples and, for text inputs, the original texts.
         with_margin: Whether images keep their margin, from which training takes random crops. Otherwise, images are

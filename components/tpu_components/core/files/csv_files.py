@@ -96,10 +96,11 @@ class CsvFile:
                 yield number, cells if len(cells) == len(columns) else self._fit(cells, columns, lines, number)
 
     def readable_characters(self) -> float:
-        """Return the number of characters up to the first malformed row, or infinity if every row is well-formed.
+        """Return the number of characters that are readable before the first malformed row.
 
-        The malformed row itself counts if it has the wrong number of cells, but not if the strict mode of the module
-        `csv` rejects it.
+        `open_csv` uses this number to choose among possible delimiters, line endings and escapes. Return infinity if
+        every row is well-formed. The characters of the malformed row are included if the row has the wrong number of
+        cells, but not if the strict mode of the module `csv` rejects the row.
         """
         count = 0
         try:
@@ -179,7 +180,7 @@ def open_csv(location: str, content: bytes) -> CsvFile:
     - The delimiter is named in Excel's first line, such as `sep=;`, or detected in the header. If the header contains
       a comma and other delimiters, the comma is used, unless more rows are well-formed with another delimiter.
     - Lines end with `\n`, `\r\n` or `\r`.
-    - Quotation marks in a cell are doubled. They are read as escaped, `\"`, only if this makes more rows well-formed.
+    - A quotation mark in a cell is written twice. It may instead have the form `\"` if more rows are then well-formed.
 
     Args:
         location: Place of the file, for messages.

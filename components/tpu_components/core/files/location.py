@@ -10,7 +10,7 @@ from tpu_components.core.files.resource_names import GOOGLE_BUCKET, S3_BUCKET
 
 
 class Scheme(enum.StrEnum):
-    """The schemes of the URIs of object stores."""
+    """URI schemes of the object stores."""
 
     GOOGLE = "gs://"
     S3 = "s3://"

@@ -190,7 +190,7 @@ class S3:
 
     @contextlib.contextmanager
     def reach(self, uri: str) -> Iterator[tuple[str, str]]:
-        """Yield the bucket and the object name of a URI, and convert boto3's exceptions in the `with` block."""
+        """Yield the bucket and the object name of a URI, and convert boto3's exceptions; see `GoogleStorage.reach`."""
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import (
             BotoCoreError,
@@ -321,7 +321,7 @@ class HuggingFaceHub:
 
     @contextlib.contextmanager
     def reach(self, uri: str) -> Iterator[tuple[str, str]]:
-        """Yield the bucket and the path of a URI, and convert huggingface_hub's exceptions in the `with` block."""
+        """Yield the bucket and the path of a URI, and convert the hub's exceptions; see `GoogleStorage.reach`."""
         from huggingface_hub.errors import OfflineModeIsEnabled
 
         try:
@@ -332,7 +332,8 @@ class HuggingFaceHub:
         except (FileNotFoundError, ValueError, NotImplementedError) as error:
             raise InputError(
                 f"Cannot use {uri!r}: the Hugging Face hub has no such data set, revision or file ({_reason(error)}). "
-                "Check the name, hf://datasets/OWNER/NAME/PATH. For a private or gated data set, set HF_TOKEN."
+                "Check the name, which must have the form hf://datasets/OWNER/NAME/PATH. For a private or gated data "
+                "set, set HF_TOKEN."
             ) from error
         except (_http_error(), OfflineModeIsEnabled) as error:
             if _hub_is_out(error):

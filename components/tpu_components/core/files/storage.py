@@ -567,7 +567,7 @@ def require_file(path: Path, is_added_to: bool = False) -> None:
     """
     path = path.absolute()
     if path.is_dir():
-        raise InputError(f"Cannot write {path}: it is a folder. Name a file.")
+        raise InputError(f"Cannot write {path}: it is a folder. Choose the path of a file.")
     if not is_added_to or not path.exists():
         require_writable(path.parent)
     elif not os.access(path, os.W_OK):
@@ -814,9 +814,9 @@ def link_tree(source: Path, target: Path) -> None:
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Copy a folder to new read-only files, atomically.
+    """Copy a folder atomically. The copied files are read-only.
 
-    If the file system supports cloning, the files are cloned.
+    If the file system supports cloning (copy-on-write), the files are cloned, which takes no space at first.
     """
 
     def copy(from_path: str, to_path: str) -> None:
