@@ -3,6 +3,8 @@
 The code of a module has three parts: its own file; all modules that it imports, directly or indirectly; and data files
 whose names are strings in these files, such as templates, style sheets, catalogues and weights. If a string in a
 template is the name of a data file, that file is included, too.
+
+The digest of these files shows whether a cached result comes from the same code.
 """
 
 import ast

@@ -87,7 +87,7 @@ def percent(share: float, digits: int = 0) -> str:
 
     Args:
         share: Fraction, usually in [0, 1].
-        digits: Decimals of the percentage.
+        digits: Number of decimal places of the percentage.
 
     Example:
         >>> percent(0.004), percent(0.25), percent(0.99999, 2)

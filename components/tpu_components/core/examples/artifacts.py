@@ -120,7 +120,7 @@ class Split:
     Attributes:
         num_examples: Number of examples in all shards.
         class_counts: Number of examples per class, in the order of the class names. In multi-label data, an example
-            counts for each of its labels. In a corpus, the count is how often a character is predicted. Empty for a
+            counts for each of its labels. In a corpus, the count is how often a character is a target. Empty for a
             regression.
         shards: The TFRecord files, in order.
         statistics: Counts by name. For images, if not 0: `num_turned` (photos that were rotated according to EXIF),

@@ -1,4 +1,4 @@
-"""Classes of non-ASCII characters in Unicode 14.0, which define how texts are split into tokens.
+"""Character classes that define how texts are split into tokens: non-ASCII characters of Unicode 14.0.
 
 See `text` for the rules.
 

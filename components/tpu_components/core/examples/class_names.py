@@ -57,7 +57,7 @@ def text_of(value: Any) -> str | None:
 
     Raises:
         UnicodeDecodeError: If bytes are not UTF-8.
-        TypeError: If the value is a list or another structure, whose text is not a name.
+        TypeError: If the value is a list, a tuple or a dict, which cannot be a class name.
 
     Example:
         >>> [text_of(value) for value in (b"caf\xc3\xa9", 7, 7.0, float("nan"), None)]

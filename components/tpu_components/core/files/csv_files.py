@@ -312,8 +312,8 @@ def with_points(cells: Sequence[str], where: str) -> Sequence[str]:
         if separated and all(_in_thousands(cell, sign) for cell in separated):
             raise InputError(
                 f"The number {separated[0]!r} in {where} is ambiguous: {sign!r} may be a decimal separator or separate "
-                f"thousands, because three digits follow every {sign!r} in the column. Remove separators of "
-                f"thousands, or write decimals with a fourth digit, such as 1{sign}2500."
+                f"thousands, because three digits follow every {sign!r} in the column. Remove thousands "
+                f"separators, or write decimal numbers with a fourth decimal place, such as 1{sign}2500."
             )
     with_comma = next(filter(has_decimal_comma, cells), None)
     if with_comma is None:

@@ -153,7 +153,7 @@ def is_hidden(name: str) -> bool:
 
 
 def hidden_folders(root: str) -> list[str]:
-    """Return the names of a folder's hidden subfolders, which begin with a dot and which listings skip.
+    """Return the names of a folder's hidden subfolders. They begin with a dot, and listings skip these folders.
 
     For a folder in a bucket, return an empty list.
     """
