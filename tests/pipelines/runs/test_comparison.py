@@ -302,6 +302,6 @@ def test_what_is_no_run_is_refused(two_runs, tmp_path, capsys):
     assert "Cannot compare /nowhere: there is no such folder" in error(two_runs[0], "/nowhere")
     assert "Cannot compare a run with itself" in error(two_runs[0], two_runs[0])
     (two_runs[0] / "summary.json").write_text("{}")
-    assert "it is not the summary of a run of this version (it lacks the field 'status'" in error(*two_runs)
+    assert "it is not the summary of a run in the current format (it lacks the field 'status'" in error(*two_runs)
     (two_runs[0] / "summary.json").write_text("[")
     assert "summary.json: it is not valid JSON (Expecting value" in error(*two_runs)

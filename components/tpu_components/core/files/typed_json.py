@@ -1,4 +1,4 @@
-"""JSON files as dataclasses: the content of a file is checked against the types of the fields."""
+"""Dataclasses that are stored as JSON files. On reading, every value is checked against the type of its field."""
 
 import dataclasses
 import json
@@ -50,9 +50,10 @@ def load(path: Path | str, what: str, step: str, parse: Callable[[Any], T]) -> T
 
     Args:
         path: The file, local or in a bucket.
-        what: Expected content for messages, for example `a data set manifest`.
+        what: Description of the expected content for error messages, for example `a data set manifest`.
         step: Name of the step that writes the file.
-        parse: Function that converts parsed JSON to a value, or raises KeyError, TypeError or ValueError.
+        parse: Function that converts the parsed JSON to the result. If the JSON is malformed, it raises KeyError,
+            TypeError or ValueError.
 
     Raises:
         InputError: If the file is missing or malformed. The message names the file and the field.
@@ -70,7 +71,7 @@ def load(path: Path | str, what: str, step: str, parse: Callable[[Any], T]) -> T
     except (KeyError, TypeError, ValueError) as error:
         reason = str(error) if isinstance(error, InputError) else repr(error)
         raise InputError(
-            f"Cannot use {path}: it is not {what} of this version ({reason}). Run {step} again."
+            f"Cannot use {path}: it is not {what} in the current format ({reason}). Run {step} again."
         ) from error
 
 
@@ -80,7 +81,7 @@ class JsonFile:
     The class arguments are the file's name and, for error messages, the file's description and the step that writes it:
     `class Facts(JsonFile, name="facts.json", what="a model's facts", step="train_model")`.
 
-    Files of other versions can be read, too; see `typed_values.read`.
+    Files that other releases of this package wrote can be read, too; see `typed_values.read`.
     """
 
     _name: ClassVar[str]

@@ -1,7 +1,8 @@
-"""Limit for the decompressed size of a file, checked for every source before memory or disk is used.
+"""Limit for the decompressed size of a file, as a protection against decompression bombs.
 
-The limit is 256 MiB, or 100 times the size of the compressed file if that is more. Typical compression ratios are 5 to
-10 for images and texts, and 50 for binary masks.
+All readers of users' compressed files check the limit before they use memory or disk for the content. The limit is 256
+MiB, or 100 times the size of the compressed file if that is more. Typical compression ratios are 5 to 10 for images and
+texts, and 50 for binary masks.
 """
 
 import io
@@ -29,12 +30,12 @@ DAMAGED = (
 
 
 def require_plausible(place: str, num_bytes: int, unpacked: int) -> None:
-    """Check that a compressed file does not unpack to an implausible size, as a decompression bomb would.
+    """Reject a compressed file whose decompressed size is implausibly large, such as a decompression bomb.
 
     Args:
-        place: The file.
+        place: Path or URI of the file, for the error message.
         num_bytes: Size of the compressed file, in bytes.
-        unpacked: Decompressed size in bytes, as the file's header says or as counted so far.
+        unpacked: Decompressed size in bytes: the size in the file's header, or the size of the content read so far.
 
     Raises:
         InputError: If `unpacked` is above the limit.
@@ -42,10 +43,10 @@ def require_plausible(place: str, num_bytes: int, unpacked: int) -> None:
     most = max(SMALL_BYTES, _MOST_TIMES * num_bytes)
     if unpacked > most:
         raise InputError(
-            f"Cannot read {place}: expected at most {most >> 20:,} MiB after decompression (the larger of "
-            f"{_MOST_TIMES} times the file's {num_bytes:,} bytes and {SMALL_BYTES >> 20} MiB), received at least "
-            f"{unpacked >> 20:,} MiB. Check where the file comes from. If you trust it, save it without "
-            "compression."
+            f"Cannot read {place}: expected at most {most >> 20:,} MiB after decompression, received at least "
+            f"{unpacked >> 20:,} MiB. The limit is {SMALL_BYTES >> 20} MiB or, if that is more, {_MOST_TIMES} times "
+            f"the size of the compressed file ({num_bytes:,} bytes). Check where the file comes from. If you trust "
+            "it, save it without compression."
         )
 
 
@@ -55,11 +56,11 @@ def read_arrays(
     """Return the arrays of an .npz file, as {name: array}. The array of an .npy file has the name ''.
 
     Args:
-        place: The file.
+        place: Path of the file.
         content: Bytes of the whole file. With None, they are read from `place`.
-        only: Name of the only array to read. If empty, all arrays are read. The result is empty if the array does not
-            exist.
-        is_own: Whether this project wrote the file. Such a file may unpack to any size.
+        only: Name of the only array to read from an .npz file. If the file has no such array, the result is empty. If
+            this argument is empty, all arrays are read.
+        is_own: Whether this package wrote the file. Such a file may unpack to any size.
 
     Raises:
         InputError: If the file unpacks to more than `require_plausible` allows.

@@ -1,6 +1,7 @@
 """Clients of Vertex AI's services.
 
-Google's exceptions are converted to this project's exceptions. The first call imports the clients and signs in.
+Google's exceptions are converted to `InputError` and the exceptions of `core.base.retries`. The first call imports
+Google's client library and signs in.
 """
 
 import contextlib
@@ -25,24 +26,26 @@ _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
 def join_errors(errors: Mapping[str, Any]) -> str:
-    """Join the error messages of a pipeline job's tasks as `step: message`. Empty messages are left out.
+    """Join the error messages of a pipeline job's tasks into one text, such as `train_model: …; evaluate_model: …`.
+
+    Hyphens in the names of tasks become underscores. Empty messages are left out.
 
     Args:
-        errors: Error of each task, as the service returns it.
+        errors: Errors as {name of the task: error}. An error has the attribute `message`.
     """
     return "; ".join(f"{task.replace('-', '_')}: {error.message}" for task, error in errors.items() if error.message)
 
 
 class VertexService:
-    """The services of Vertex AI in one project.
+    """The services of Vertex AI in one Google Cloud project.
 
     All calls use HTTP instead of gRPC, so that tests use the same transport as users. Expired tokens are renewed.
 
     Args:
-        project: Google Cloud project.
+        project: ID of the Google Cloud project.
         region: Default region of calls.
-        address: Address of the service, if it is not the regional one. The default is the value of
-            TPU_PIPELINES_VERTEX_ENDPOINT.
+        address: Address of the service. If empty, it is the value of TPU_PIPELINES_VERTEX_ENDPOINT or, if that is not
+            set, Vertex AI's address for the region of the call.
         credentials: Google credentials. With None, the credentials of the environment are used.
     """
 
@@ -55,7 +58,7 @@ class VertexService:
 
     @property
     def parent(self) -> str:
-        """Resource name of the project and default region, in which resources are listed and created."""
+        """Parent of listed and created resources: `projects/PROJECT/locations/REGION`, with the default region."""
         return f"projects/{self.project}/locations/{self.region}"
 
     @functools.cached_property
@@ -143,12 +146,12 @@ class VertexService:
 
 @contextlib.contextmanager
 def google_errors(service: str, doing: str, where: str, advice: str, hint: str = "") -> Iterator[None]:
-    """Convert the exceptions of Google's clients in the `with` block to this project's exceptions.
+    """Convert the exceptions that Google's clients raise in the `with` block to the exceptions below.
 
     Args:
-        service: Name of the service.
-        doing: Requested action for messages, for example `list models`.
-        where: Project and region.
+        service: Name of the service, for the error messages.
+        doing: What the service is asked to do, for the error messages, for example `list models`.
+        where: Project and region of the request, for the error messages.
         advice: Advice to the user if the account lacks a permission.
         hint: Advice to the user if the service rejects the request for another reason.
 

@@ -1,1 +1,1 @@
-"""Machine specifications and their catalogue, devices, the process group of hosts, and footprints of training runs."""
+"""Machines for training: catalogue, specifications, devices, groups of hosts, and estimates of memory and price."""

@@ -74,7 +74,7 @@ class Device:
         return str(jax.devices()[0].device_kind) if has_name else ""
 
     def scope(self) -> AbstractContextManager[Any]:
-        """Return the context in which models are built and run."""
+        """Return the context manager for a `with` block in which models are built and run."""
         if self.backend == "tensorflow" and self.distribution is not None:
             return self.distribution.scope()
         return contextlib.nullcontext()
@@ -128,8 +128,8 @@ def prepare(
 
     Args:
         backend: `tensorflow`, `jax`, or `auto`: jax if a TPU or GPU is requested, otherwise tensorflow.
-        accelerator: `cpu`, `gpu`, `tpu`, or `auto`: a GPU if there is one, otherwise the CPU. `auto` never chooses a
-            TPU, nor, with jax, a GPU for several replicas.
+        accelerator: `cpu`, `gpu`, `tpu` or `auto`. `auto` is a GPU if there is one, otherwise the CPU. It is never a
+            TPU. With jax, it is always the CPU if `num_replicas` is more than one per host.
         num_replicas: Number of devices of all hosts together. 0 means all devices, or one per host on a CPU. On a CPU,
             any number of devices can be simulated.
         precision: Keras dtype policy; `auto` uses `choose_precision`.
@@ -230,7 +230,8 @@ def _prepare_tensorflow(accelerator: str, num_replicas: int) -> tuple[str, int, 
     except RuntimeError as error:  # TensorFlow is initialised; its devices can no longer be changed.
         if len(tf.config.list_logical_devices("CPU")) < num_replicas:
             raise InputError(
-                f"Cannot simulate {num_replicas} replicas: TensorFlow already started with fewer. Start a new process."
+                f"Cannot simulate {num_replicas} replicas: TensorFlow has already started with fewer devices. Start a "
+                "new process."
             ) from error
     names = [f"CPU:{i}" for i in range(num_replicas)]
     # Explicit, because the default would need NCCL.

@@ -19,20 +19,20 @@ class Footprint:
 
     Attributes:
         machine: Short name of the machine.
-        region: Region of the price. Empty means the cheapest region.
+        region: Region whose price this is. Empty means the cheapest region.
         spot: Whether the price is for a spot machine.
         num_examples: Number of examples in the training split.
         num_validation: Number of examples in the validation split.
         epochs: Passes over the training split.
-        global_batch: Batch size of all replicas together.
+        global_batch: Examples per step, summed over all replicas.
         parameters: Number of trainable parameters.
         step_ms: Time of a step on the device, in milliseconds.
         peak_bytes: Peak memory use of a device, in bytes.
         capacity_bytes: Memory of a device that a program may use, in bytes.
-        usd_per_hour: Price of the whole slice in US dollars, or 0 if unknown.
+        usd_per_hour: Price of the whole slice per hour in US dollars, or 0 if unknown.
         compiler: Versions of libtpu, JAX and Keras.
-        target: Platform that charges the price. Empty in files from earlier versions, which contain Compute
-            Engine's price.
+        target: Platform whose price this is. Empty in files that earlier releases wrote. The price in these files
+            is always Compute Engine's.
         price_factor: Ratio of `usd_per_hour` to Compute Engine's list price.
     """
 
@@ -67,7 +67,7 @@ class Footprint:
         return self.usd_per_hour * self.epochs * self.device_epoch_seconds / 3600
 
     def priced_like(self, other: "Footprint") -> "Footprint":
-        """Return a copy with the price that this run has on the platform (`target`) of another footprint."""
+        """Return a copy of this footprint, with the price on the platform (`target`) of another footprint."""
         usd_per_hour = self.usd_per_hour / self.price_factor * other.price_factor
         return dataclasses.replace(
             self, usd_per_hour=usd_per_hour, target=other.target, price_factor=other.price_factor

@@ -72,7 +72,7 @@ class Hosts:
 
     @property
     def share(self) -> Share:
-        """Range of the examples that belongs to this host."""
+        """The part of the examples that this host reads: one contiguous range per host."""
         return Share(self.index, self.count)
 
 
@@ -101,11 +101,11 @@ def parse_host(text: str) -> Hosts:
 def find_hosts(environment: Mapping[str, str]) -> Hosts:
     """Return the hosts that train together, according to TPU_PIPELINES_HOST or the platform's variables.
 
-    Return `ALONE` if there is only one host, or if no variable describes the hosts.
+    Return `ALONE`, a single host, if the variables describe only one host or no host.
 
     Raises:
-        InputError: If the variables contradict each other, or if TPU_PIPELINES_HOST_COUNT is above 1 and they describe
-            a different number of hosts.
+        InputError: If a variable is malformed, if the index of this host is not below the number of hosts, or if
+            TPU_PIPELINES_HOST_COUNT is above 1 and the variables do not describe this number of hosts.
     """
     if own := environment.get(HOST_VARIABLE):
         return parse_host(own)
@@ -126,10 +126,10 @@ def find_hosts(environment: Mapping[str, str]) -> Hosts:
             return _hosts(index, len(addresses), addresses[0], environment.get("JAX_COORDINATOR_PORT", _PORT))
     if expected > 1:
         raise InputError(
-            f"Cannot find the index of this host among the {expected} hosts of the machine. Hosts that train "
-            "separately would overwrite each other's outputs. Expected one of: (1) TPU_WORKER_HOSTNAMES and "
-            f"TPU_WORKER_ID; (2) CLUSTER_SPEC with {expected} members; (3) {_ENDPOINTS} and {_NUMBER} from the "
-            "metadata server. Received: "
+            f"Cannot find the index of this host among the {expected} hosts of the machine. Without the "
+            "index, each host would train alone and overwrite the outputs of the others. Expected one of: (1) "
+            f"TPU_WORKER_HOSTNAMES and TPU_WORKER_ID; (2) CLUSTER_SPEC with {expected} members; (3) {_ENDPOINTS} and "
+            f"{_NUMBER} from the metadata server. Received: "
             f"{'; '.join(f'{name}: {answer}' for name, answer in tell_hosts(environment).items())}. "
             f"{_say_it(expected)}"
         )
@@ -190,9 +190,9 @@ def _told(environment: Mapping[str, str], expected: int) -> Iterator[tuple[list[
 
 
 def tell_hosts(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables and metadata of this environment that describe the hosts, by name, for reports.
+    """Return the environment variables and metadata that describe the hosts, as {name: value}, for reports.
 
-    Variables that this project does not use are included, because Vertex AI documents only TPU_NODE_NAME and TPU_CONFIG
+    Variables that `find_hosts` ignores are included, because Vertex AI documents only TPU_NODE_NAME and TPU_CONFIG
     (https://cloud.google.com/vertex-ai/docs/training/training-with-tpu-vm).
     """
     told = {name: environment[name] for name in sorted(environment) if _TELLS_HOSTS.fullmatch(name)}
@@ -220,8 +220,8 @@ def _metadata(host: str, key: str) -> str:
 def is_writer() -> bool:
     """Return whether this process writes the outputs of a step. Only host 0 writes outputs.
 
-    The result is also True if the environment is invalid, because training then fails on this host, which must write
-    the error.
+    The result is also True if the variables that describe the hosts are invalid. Training then fails on this host, and
+    this host must write the error.
     """
     try:
         return find_hosts(os.environ).is_writer
@@ -278,9 +278,9 @@ class ProcessGroup:
             self._listener.start()
 
     def gather(self, array: np.ndarray) -> np.ndarray:
-        """Return the arrays of all hosts, unchanged and concatenated in the order of the hosts.
+        """Return, on every host, the arrays of all hosts, concatenated along the first axis in the order of the hosts.
 
-        The arrays may have different lengths.
+        The arrays may have different lengths. Their dtype is kept, even if it is float64.
         """
         if self._is_alone:
             return array
@@ -333,14 +333,20 @@ class ProcessGroup:
         return str(self._store.blocking_key_value_get(f"{_TOLD}/{name}", _FOREVER_MS))
 
     def meet(self, wish: bool) -> bool:
-        """Return whether all hosts meet at this block of steps, for example to save a checkpoint together.
+        """Agree on a moment at which all hosts do something together, for example save a checkpoint.
 
-        If host 0 passes `wish=True`, the call two blocks later returns True on every host. This needs no barrier. All
-        hosts call this method once per block, after the preceding block is done. A block is done only when all hosts
-        have computed it. Therefore, no host is two calls ahead of host 0, and every host reads the request in time.
+        Training runs in blocks of steps. All hosts call this method once per block, after the preceding block is done.
+        If host 0 passes `wish=True`, and no moment is agreed on yet, the second call after this one returns True on
+        every host.
+
+        This needs no barrier. A block is done only when all hosts have computed it. Therefore, no host is two calls
+        ahead of host 0, and every host reads the request in time.
 
         Args:
-            wish: Whether host 0 requests a meeting. On other hosts, this argument is ignored.
+            wish: Whether host 0 requests such a moment. On other hosts, this argument is ignored.
+
+        Returns:
+            Whether this call is the requested moment. The result is the same on all hosts.
         """
         self._blocks += 1
         if self._meeting_at == 0:
@@ -366,7 +372,7 @@ class ProcessGroup:
     def is_asked_to_end(self) -> bool:
         """Return whether a host has called `ask_to_end`.
 
-        The store is queried at most every half second. In between, the result is False.
+        The key-value store is queried at most once per half second. A call that does not query the store returns False.
         """
         if self._is_alone or time.monotonic() - self._asked_at < _ASK_EVERY_SECONDS:
             return False
@@ -429,9 +435,9 @@ class ProcessGroup:
 
 
 def find_lost_host_error(error: BaseException) -> BaseException | None:
-    """Return the error in the chain of causes of `error` that shows the loss of another host.
+    """Find out whether an error was raised because another host was lost.
 
-    Return None if no error in the chain shows a loss.
+    Return the first error, among `error` and its causes, that shows the loss. Return None if there is none.
     """
     from jax.errors import JaxRuntimeError
 

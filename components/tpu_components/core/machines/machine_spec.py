@@ -1,8 +1,9 @@
 """The machine of a training job, checked against a catalogue of TPU slices and machines with GPUs.
 
-`machine_catalogue.json` lists every TPU slice for training on Vertex AI, slices of GKE, and GPU machines of both, with
-performance, regions, quotas, Compute Engine's list price, and the ratio of Vertex AI's price to it. Each value has a
-source and a date. `Slice.price` computes all prices. This module makes no network calls.
+`machine_catalogue.json` lists every TPU slice for training on Vertex AI, TPU slices of GKE, and the GPU machines of
+both platforms. It contains their performance, regions and quotas, Compute Engine's list prices, and the ratios of
+Vertex AI's prices to these list prices. Each value has a source and a date. `Slice.price` computes all prices. This
+module makes no network calls.
 """
 
 import dataclasses
@@ -48,16 +49,18 @@ BILLED_BY = {VERTEX: "Vertex AI's price", KUBEFLOW: "Compute Engine's list price
 
 
 def billed_by(target: str) -> str:
-    """Return the name of the price list of a target, `vertex` or `kubeflow`.
+    """Return the name of a platform's price list, for example `Compute Engine's list price`.
 
-    In files of old versions, the target may be empty, which means Compute Engine's list price.
+    Args:
+        target: Platform, `vertex` or `kubeflow`. Empty in files that earlier releases wrote. The prices in these files
+            are always Compute Engine's list prices.
     """
     return BILLED_BY.get(target, BILLED_BY[KUBEFLOW])
 
 
 @dataclasses.dataclass(frozen=True)
 class Citation:
-    """The source of a value, and the date of the source, which is only a year if the day is unknown."""
+    """The source of a value. `date` is the date of the source, or only its year if the day is unknown."""
 
     text: str
     date: str
@@ -71,30 +74,36 @@ class Generation:
         name: `v2`, `v3`, `v4`, `v5e`, `v5p`, `v6e` or `7x`; `t4`, `l4`, `a100`, `a100-80gb` or `h100`.
         hbm_usable_bytes: Memory of a JAX device that a compiled program may use, in bytes. For a GPU, all of its
             memory.
-        supports_tensorflow: Whether Vertex AI supports TensorFlow on it.
-        boot_disk_types: Types of boot disk for its hosts.
+        supports_tensorflow: Whether Vertex AI supports TensorFlow on this generation.
+        boot_disk_types: Types of boot disk that the hosts can have.
         regions: Regions for training on one host.
         accelerator: `tpu` or `gpu`.
         pod_regions: Regions for training on several hosts.
         device_kind: Name of the device, as JAX reports it.
         devices_per_chip: JAX devices per chip: two (one per core) for v2, v3 and 7x, otherwise one.
         cores_per_device: TensorCores of a JAX device: two for v4 and v5p, otherwise one.
-        hbm_bytes_per_second: Memory bandwidth of a chip.
+        hbm_bytes_per_second: Memory bandwidth of a chip, in bytes per second.
         peak_bf16_flops: Peak bfloat16 operations per second of a chip.
-        clock_hz: Clock rate that converts the TPU compiler's cycles to seconds. It is derived from the peak and is not
-            published.
+        clock_hz: Clock rate in Hz, to convert the TPU compiler's cycles to seconds. It is not published, but derived
+            from `peak_bf16_flops`.
         mxu_size: Rows and columns of a matrix unit.
-        targets: Platforms that train on it: `vertex`, `kubeflow`.
+        targets: Platforms that offer this generation for training: `vertex`, `kubeflow`.
         chip_config: Configuration of a chip for the TPU compiler. Empty means the compiler's default.
-        vertex_factor: Ratio of Vertex AI's price to Compute Engine's, or None if Vertex AI does not offer it.
+        vertex_factor: Ratio of Vertex AI's price to Compute Engine's, or None if Vertex AI does not offer this
+            generation.
         serving_only_regions: Regions for serving only.
-        ici_bytes_per_second: Bandwidth of one link between chips in one direction, or None if unknown.
-        dcn_bytes_per_second: A chip's share of the bandwidth of the data-centre network, which joins slices, in one
-            direction, or None if unknown.
-        gke_accelerator: Value of GKE's node label, for example `tpu-v5-lite-podslice`. Empty if GKE does not offer it.
-        gke_pod_accelerator: GKE's label for slices of several hosts. Empty if it is equal to `gke_accelerator`.
-        vertex_quota: Part of the name of Vertex AI's quota. Empty if Vertex AI does not offer it.
-        vertex_pod_quota: Vertex AI's quota for slices of several hosts. Empty if it is equal to `vertex_quota`.
+        ici_bytes_per_second: Bandwidth of one link between chips in one direction, in bytes per second. None if
+            unknown.
+        dcn_bytes_per_second: Bandwidth of the data-centre network, which connects slices: one chip's share, in one
+            direction, in bytes per second. None if unknown.
+        gke_accelerator: Name of this generation in GKE's node labels, for example `tpu-v5-lite-podslice`. Empty if GKE
+            does not offer this generation.
+        gke_pod_accelerator: Name in GKE's node labels for slices of several hosts. Empty if the same as
+            `gke_accelerator`.
+        vertex_quota: Name of this generation in the names of Vertex AI's quotas, for example `V3TPUs`. Empty if Vertex
+            AI does not offer this generation.
+        vertex_pod_quota: The same for slices of several hosts, for example `V3PodTPUs`. Empty if the same as
+            `vertex_quota`.
         compute_quota: Metric of Compute Engine's quota, such as `NVIDIA_L4_GPUS`. Empty if `doctor` does not check it.
         sources: Sources of these values, by attribute.
     """
@@ -133,7 +142,7 @@ class Generation:
 
     @property
     def device_bytes_per_second(self) -> float:
-        """Memory bandwidth of a JAX device."""
+        """Memory bandwidth of a JAX device, in bytes per second."""
         return self.hbm_bytes_per_second / self.devices_per_chip
 
 
@@ -181,18 +190,20 @@ class Slice:
         name: Short name. The number counts cores for v2 to v4 and v5p (`v2-8`), and chips (`v5e-8`) or GPUs (`l4-1`)
             for others. If a slice of two hosts has as many chips as a slice of one host, its name ends with the suffix
             of its machine type (`v5e-8-4t`).
-        generation: Generation of its chips.
-        machine_type: Vertex's machine type of a host.
+        generation: Generation of the TPU chips, or type of the GPUs.
+        machine_type: Vertex AI's machine type of a host.
         chips: Number of chips.
         devices: Number of JAX devices, which is the number of replicas.
-        hosts: Number of virtual machines. Vertex AI derives it, so `replica_count` is always 1.
+        hosts: Number of virtual machines. Vertex AI derives this number from the other fields, so `replica_count` of a
+            job is always 1.
         source: Source of these values.
         date: Date of the source.
         libtpu_topology: Name of the slice for the TPU compiler. Empty for GPUs.
-        accelerator_type: `TPU_V2`, `TPU_V3` or, for example, `NVIDIA_L4`. Empty for generations with a topology.
+        accelerator_type: `TPU_V2`, `TPU_V3` or, for example, `NVIDIA_L4`. Empty if `tpu_topology` is set.
         accelerator_count: Number of TPU cores or GPUs, or 0 if `accelerator_type` is empty.
-        tpu_topology: Chips along each axis (`2x4`). Empty for generations with an accelerator type.
-        chips_per_host_bounds: A host's part of the topology, for the TPU compiler. None means the compiler's default.
+        tpu_topology: Chips along each axis (`2x4`). Empty if `accelerator_type` is set.
+        chips_per_host_bounds: Chips of one host along each axis, for the TPU compiler. None means the compiler's
+            default.
         host: CPUs and memory of each host, or None if not published.
         prices: Compute Engine's list prices of the whole slice.
         targets: Platforms that train on the slice. The default is the platforms of its generation.
@@ -252,7 +263,7 @@ class Slice:
         Args:
             region: Region of the price. Empty means the cheapest region for training.
             spot: Whether to return the price of a spot machine.
-            target: Platform that trains. `kubeflow` costs Compute Engine's list price, and `vertex` costs more.
+            target: Platform that is paid: `kubeflow` at Compute Engine's list prices, or `vertex` at higher prices.
 
         Example:
             >>> machine = load_catalogue().find("v5e-8")
@@ -290,7 +301,7 @@ class Slice:
             able = [entry for entry in load_catalogue().slices if entry.generation.supports_tensorflow]
             raise InputError(
                 f"TPU {self.generation.name} does not run TensorFlow. Received: {self.name}, "
-                f"backend='tensorflow'. Use the backend jax, or one of "
+                f"backend='tensorflow'. Use the backend jax, or one of these machines: "
                 f"{_nearest(able, self.chips)}."
             )
 
@@ -404,7 +415,8 @@ class PaidMachine:
         region: Region of the price. Empty means the cheapest region for training on the machine.
         spot: Whether the price is that of a spot machine.
         target: Platform that trains and sets the price: `vertex` or `kubeflow`.
-        timeout_seconds: Time limit of the training run, in seconds. 0 derives it from preflight's estimate.
+        timeout_seconds: Time limit of the training run, in seconds. 0 means a limit that preflight's estimate
+            determines.
         attempts: Largest number of attempts at the training run. Each attempt may take `timeout_seconds`.
 
     Raises:
@@ -442,8 +454,9 @@ class MachineSpec:
     """Machine of a training job. Every instance is valid on the platforms in `slice.targets`.
 
     Attributes:
-        name: Short name from `tpu-pipelines machines`. The whole section may be only this name. The next four fields
-            are Vertex AI's names for the same machine. Fields that you leave out are derived from the short name.
+        name: Short name from `tpu-pipelines machines`. If you set no other field, you can write `machine: NAME`. The
+            next four fields describe the same machine in Vertex AI's terms. If you leave them out, they are derived
+            from the short name.
         machine_type: `cloud-tpu` for v2 and v3, `ct5lp-hightpu-…` for v5e, `ct6e-standard-…`, `tpu7x-standard-4t`; for
             GPUs, for example, `g2-standard-8`.
         accelerator_type: `TPU_V2` or `TPU_V3` with `cloud-tpu`; the type of a GPU, such as `NVIDIA_L4`; otherwise
@@ -451,14 +464,14 @@ class MachineSpec:
         accelerator_count: Number of TPU cores with `cloud-tpu`, or number of GPUs; otherwise 0.
         tpu_topology: Chips along each axis, such as `2x4`, for all TPUs except `cloud-tpu`.
         region: Region for the training run. If empty, the region from the settings is used.
-        boot_disk_type: `pd-ssd` or `pd-standard` up to v5e and for GPUs, `hyperdisk-balanced` from v6e on. If empty, it
-            is Vertex AI's default for the machine.
+        boot_disk_type: `pd-ssd` or `pd-standard` up to v5e and for GPUs, `hyperdisk-balanced` from v6e on. If empty,
+            Vertex AI uses its default for the machine.
         boot_disk_size_gb: Size of the boot disk, from 100 (Vertex's default) to 64,000 GB.
         spot: Use a spot machine, which is cheaper but may be preempted at any time. The machine must have one host.
         reservation: `projects/PROJECT/zones/ZONE/reservations/NAME`. Empty means no reservation.
-        timeout_seconds: Time limit of the training run. 0 means a derived limit. For a TPU on Vertex AI, it is derived
-            from preflight's estimate. Otherwise, it is derived from `preflight.max_price_usd` or, if that is not set,
-            it is one day.
+        timeout_seconds: Time limit of the training run, in seconds. With 0, the limit for a TPU on Vertex AI follows
+            from preflight's estimate. In all other cases, 0 means a limit that follows from `preflight.max_price_usd`,
+            or one day if that is not set.
         restart_job_on_worker_restart: Restart the whole job when one of its workers is restarted.
         disable_retries: Do not restart the job after an error of the platform.
         enable_web_access: Allow a shell in the training's container, which you open from the job's page on Vertex AI.
@@ -467,7 +480,7 @@ class MachineSpec:
         nfs_mounts: NFS shares that Vertex AI mounts at `/mnt/nfs/NAME`, each as `SERVER:/PATH=NAME`. The server must be
             in the network that the settings name.
         max_wait_seconds: Seconds to wait for the machine before the next fallback is tried. 0 means no limit.
-        fallbacks: Machines to try, in order, if this one is not available. They cannot have fallbacks of their own.
+        fallbacks: Machines to try, in order, if this machine is not available. A fallback cannot have fallbacks.
 
     Raises:
         InputError: If Vertex AI would reject the machine. The message lists the nearest machines.
@@ -539,7 +552,7 @@ class MachineSpec:
         if others := [other.slice.name for other in self.fallbacks if other.slice.is_gpu != machine.is_gpu]:
             raise InputError(
                 f"TPUs and GPUs need different images: expected fallbacks of the same kind as {machine.name}, received "
-                f"{', '.join(others)}. Remove them."
+                f"{', '.join(others)}. Remove these fallbacks."
             )
 
     @functools.cached_property
@@ -576,10 +589,10 @@ class MachineSpec:
         return PaidMachine(self.name, self.region, self.spot, target, timeout_seconds=self.timeout_seconds)
 
     def in_region(self, region: str) -> "MachineSpec":
-        """Return the machine, with its region set to `region` if it has none.
+        """Return a copy of the machine. If the machine has no region, the copy has the region `region`.
 
         Raises:
-            InputError: If the machine's reservation is in another region.
+            InputError: If the region does not offer the machine, or the machine's reservation is in another region.
         """
         return dataclasses.replace(self, region=self.region or region)
 
@@ -634,7 +647,8 @@ class MachineSpec:
             if entry.hosts > 1:
                 raise InputError(
                     f"{reason}, but {entry.name} has {entry.hosts} hosts. Use {_of_one_host(entry.generation)}, or "
-                    f"another machine with one host. `tpu-pipelines preflight` supports {entry.name}."
+                    f"another machine with one host. To only estimate a training run on {entry.name}, use "
+                    "`tpu-pipelines preflight`."
                 )
 
     @functools.cached_property
@@ -648,8 +662,8 @@ def parse_machine(value: str | Mapping[str, Any], backend: str = "auto", where: 
 
     Args:
         value: A short name, or a mapping with `name` or Vertex AI's fields and any other field of `MachineSpec`.
-            `fallbacks` is a list of names or mappings. They inherit missing fields from the machine, except the
-            reservation, because a reservation is for one machine type.
+            `fallbacks` is a list of such names or mappings. A fallback that does not set a field, such as `spot`,
+            inherits it from the machine. The reservation is not inherited, because it is for one machine type.
         backend: Backend of the training: `tensorflow`, `jax` or `auto`, which chooses one that the machine supports.
         where: Name of the field in error messages.
 

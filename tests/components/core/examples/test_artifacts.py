@@ -85,7 +85,7 @@ def test_the_files_fields_are_flat_and_name_the_kind_of_input_and_the_task(saved
 @pytest.mark.parametrize("change", [{"input": "sound"}, {"task": "divination"}, {"input": "text"}])
 def test_a_manifest_of_an_unknown_input_or_task_is_refused(saved, change):
     _change(saved, **change)
-    with pytest.raises(InputError, match=r"dataset.json: it is not a data set manifest of this version \("):
+    with pytest.raises(InputError, match=r"dataset.json: it is not a data set manifest in the current format \("):
         Manifest.load(saved)
 
 
@@ -135,7 +135,7 @@ def test_malformed_json_is_refused(saved, content):
 @pytest.mark.parametrize("content", ["[]", "null", "3", '"x"', '{"splits": 3}', '{"splits": {"train": {}}}'])
 def test_json_of_another_shape_is_refused(saved, content):
     (saved / "dataset.json").write_text(content)
-    with pytest.raises(InputError, match=r"not a data set manifest of this version .*Run create_tfrecords again"):
+    with pytest.raises(InputError, match=r"not a data set manifest in the current format .*Run create_tfrecords again"):
         Manifest.load(saved)
 
 
@@ -147,7 +147,7 @@ def test_a_missing_field_is_refused_by_name(saved, field):
     values = json.loads((saved / "dataset.json").read_text())
     del values[field]
     (saved / "dataset.json").write_text(json.dumps(values))
-    with pytest.raises(InputError, match=rf"not a data set manifest of this version \(.*'{field}'"):
+    with pytest.raises(InputError, match=rf"not a data set manifest in the current format \(.*'{field}'"):
         Manifest.load(saved)
 
 
@@ -214,7 +214,9 @@ def test_a_missing_model_is_refused(tmp_path):
 @pytest.mark.parametrize("content", ["{}", "[]", '{"class_names": [], "image_shape": []}'])
 def test_a_model_file_of_another_shape_is_refused(tmp_path, content):
     (tmp_path / "model.json").write_text(content)
-    with pytest.raises(InputError, match=r"not the description of a model of this version .*Run train_model again"):
+    with pytest.raises(
+        InputError, match=r"not the description of a model in the current format .*Run train_model again"
+    ):
         ModelInfo.load(tmp_path)
 
 

@@ -196,7 +196,7 @@ def test_a_training_that_is_not_told_its_host_ends_before_it_begins(
     done = run_step_here("train_model", quick, records=digits_records, output=tmp_path / "model")
     assert (done.returncode, done.stdout) == (2, "")
     message = done.stderr.splitlines()[-1]
-    assert message.startswith("error: Cannot find the index of this host among the 4 hosts of the machine. Hosts")
+    assert message.startswith("error: Cannot find the index of this host among the 4 hosts of the machine. Without")
     assert "Received: environment: nothing. Start each host with --hosts INDEX/4@ADDRESS" in message
     assert list(tmp_path.iterdir()) == []
 
