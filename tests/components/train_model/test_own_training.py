@@ -113,7 +113,7 @@ def test_a_model_keeps_what_it_brings_and_the_gate_asks_for_its_metrics(own, dig
         ),
         (
             {"metrics": {}, "callbacks": {"reduce_lr_on_plateau": {}}, "learning_rate_schedule": "cosine"},
-            "ReduceLROnPlateau needs a learning rate without a schedule",
+            "ReduceLROnPlateau changes the learning rate, so it cannot be combined with a schedule",
         ),
     ],
 )
@@ -399,7 +399,7 @@ def test_a_training_step_of_the_models_own_is_run_or_refused_by_its_backend(tiny
         InputError, match=r"train_step\(state, data\) fails with backend=tensorflow: .*backend=jax if it is written"
     ):
         train_model(replace(params, model=str(tmp_path / "jax.py")), digits_records, tmp_path / "no")
-    with pytest.raises(InputError, match=r"train_step returns los, but no 'loss'. Add its loss"):
+    with pytest.raises(InputError, match=r"train_step returns los, but no 'loss'. Return the loss"):
         train_model(replace(params, model=str(tmp_path / "lost.py")), digits_records, tmp_path / "no")
 
 

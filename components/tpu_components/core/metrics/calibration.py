@@ -19,6 +19,10 @@ def calibration_bins(hit: np.ndarray, probabilities: np.ndarray) -> list[dict[st
     """Return the confidence bins that contain examples.
 
     Each bin (lower, upper] has the keys `lower`, `upper`, `count`, `confidence` (mean) and `accuracy`.
+
+    Args:
+        hit: bool[examples]: whether each prediction is correct.
+        probabilities: float[examples, classes].
     """
     confidence, places = _confidence(probabilities)
     return [
@@ -47,7 +51,7 @@ def calibration_error(hit: np.ndarray, probabilities: np.ndarray, members: Any) 
     Args:
         hit: bool[examples]: whether each prediction is correct.
         probabilities: float[examples, classes].
-        members: Examples of each group, from `members_of`. None if all examples are independent.
+        members: Groups of dependent examples, as `members_of` returns them. None if all examples are independent.
     """
     bins = calibration_bins(hit, probabilities)
     value = sum(item["count"] * abs(item["accuracy"] - item["confidence"]) for item in bins) / len(hit)

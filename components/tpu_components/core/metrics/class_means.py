@@ -15,7 +15,7 @@ _FEW = 5  # With fewer examples of a class, the variance within the class cannot
 class ClassCounts(NamedTuple):
     """Matrices of 0 and 1 for every example and class (or label), float64[examples, classes].
 
-    They are sparse for classes, and dense for labels.
+    The matrices are sparse for classes, and dense for labels.
 
     Attributes:
         right: 1 for a correct prediction.
@@ -70,7 +70,7 @@ def mean_of_shares(parts: Any, wholes: Any, members: Any, is_f1: bool = False) -
     Args:
         parts: Numerators, float64[examples, classes].
         wholes: Denominators, of the same shape.
-        members: Examples of each group, from `members_of`. None if all examples are independent.
+        members: Groups of dependent examples, as `members_of` returns them. None if all examples are independent.
         is_f1: Whether the ratio is F1, whose bias on few examples is corrected.
     """
     right = parts.sum(axis=0)
@@ -141,7 +141,7 @@ def mean_area(positive: np.ndarray, scores: np.ndarray, members: Any = None) -> 
     Args:
         positive: bool[examples, labels]: which examples have a label.
         scores: float[examples, labels]: scores of the labels.
-        members: Examples of each group, from `members_of`. None if all examples are independent.
+        members: Groups of dependent examples, as `members_of` returns them. None if all examples are independent.
 
     Returns:
         The estimate, or None if no label has both positive and negative examples.

@@ -56,7 +56,7 @@ class Difference:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the difference is significant."""
+        """Whether the difference is significant, that is, whether 0 is outside the confidence bounds."""
         return self.bounds is not None and not self.bounds[0] <= 0 <= self.bounds[1]
 
 
@@ -74,13 +74,15 @@ def compare_metrics(challenger: ModelMetrics, champion: ModelMetrics, confidence
 
 
 def compare(challenger: Estimate, champion: Estimate, sign: int, confidence: float) -> Difference | None:
-    """Return the difference of a metric between two models on the same examples, or None if there are too few.
+    """Return the difference between two models in one metric on the same examples.
+
+    Return None if there are too few examples.
 
     Args:
         challenger: Metric of the model.
         champion: Metric of the champion.
-        sign: `HIGHER` or `LOWER`, whichever is better.
-        confidence: See `EvaluateParams`.
+        sign: `HIGHER` if larger values of the metric are better, otherwise `LOWER`.
+        confidence: Confidence level of each of the two bounds, at least 0.5.
     """
     ours, theirs = challenger.hits, champion.hits
     if ours is not None and theirs is not None:
@@ -110,14 +112,15 @@ def compare(challenger: Estimate, champion: Estimate, sign: int, confidence: flo
 def compare_shares(num_better: int, num_worse: int, num_examples: int, confidence: float) -> Difference:
     """Return the difference between two models' shares of correct predictions.
 
-    The bounds come from exact tests that assume the likeliest share of examples on which both models are right or both
-    are wrong (Lloyd, Australian & New Zealand Journal of Statistics 50, 2008). `luck` is McNemar's exact p-value.
+    The bounds come from exact tests. These tests do not know the true share of examples on which both models are right
+    or both are wrong, and use its most likely value (Lloyd, Australian & New Zealand Journal of Statistics 50, 2008).
+    `luck` is McNemar's exact p-value.
 
     Args:
         num_better: Number of examples that only the challenger predicts correctly.
         num_worse: Number of examples that only the champion predicts correctly.
         num_examples: Total number of examples.
-        confidence: See `EvaluateParams`.
+        confidence: Confidence level of each of the two bounds, at least 0.5.
     """
     return Difference(
         advantage=(num_better - num_worse) / num_examples,
@@ -180,7 +183,16 @@ def _least_share(better: int, worse: int, num_examples: int, confidence: float) 
 
 
 def find_chance(better: int, worse: int, n: int, difference: float) -> float:
-    """Return the p-value of the advantage (`better` - `worse`) / `n` if the true difference is `difference`."""
+    """Return the p-value of the challenger's advantage, which is (`better` - `worse`) / `n`.
+
+    The p-value is the probability of at least this advantage if the true difference is `difference`.
+
+    Args:
+        better: Number of examples that only the challenger predicts correctly.
+        worse: Number of examples that only the champion predicts correctly.
+        n: Total number of examples.
+        difference: Assumed true difference between the challenger's and the champion's share of correct predictions.
+    """
     # The share of examples that the champion alone has right: the root of a·x² + b·x + c.
     a = 2 * n
     b = -better - worse + (2 * n - better + worse) * difference

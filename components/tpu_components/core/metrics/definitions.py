@@ -57,7 +57,7 @@ class ScoredExamples:
         targets: Targets of all examples.
         outputs: Predictions for all examples.
         top_k: Number of classes for `top_k_accuracy`.
-        members: Examples of each group, from `members_of`. None if all examples are independent.
+        members: Groups of dependent examples, as `members_of` returns them. None if all examples are independent.
     """
 
     task: Task
@@ -154,14 +154,16 @@ class Metric:
         task: The task.
         name: Name in evaluation.json, in thresholds and in registries.
         label: Name in reports; `{top_k}` is replaced by the number of classes of top-k accuracy.
-        direction: `HIGHER` or `LOWER`, whichever is better; the same in all tasks that have a metric of this name.
+        direction: `HIGHER` if larger values are better, otherwise `LOWER`. Metrics with the same name have the same
+            direction in all tasks.
         estimate: Function that estimates the metric from the `ScoredExamples` of the task. It returns None if the
             metric is undefined.
         least: Smallest possible value.
         most: Largest possible value.
         is_share: Whether reports show the metric as a percentage.
         is_headline: Whether reports show the metric at the top.
-        needs: Condition under which the metric is defined on a split. Empty if it is always defined.
+        needs: What a split must contain so that the metric is defined, in words: for example `both classes in the
+            split`. Empty if the metric is always defined.
     """
 
     task: str
@@ -329,7 +331,7 @@ def task_metrics(task: str) -> Mapping[str, Metric]:
 
 
 def direction(name: str) -> int:
-    """Return `HIGHER` or `LOWER`, whichever is better for a metric, or `NEITHER` for an unknown name."""
+    """Return `HIGHER` if larger values of a metric are better, `LOWER` if smaller, or `NEITHER` if it is unknown."""
     return BY_NAME[name].direction if name in BY_NAME else NEITHER
 
 

@@ -34,7 +34,11 @@ _PER_TARGET = ("mean_absolute_error", "root_mean_squared_error", "median_absolut
 def describe(task: str, targets: np.ndarray, outputs: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
     """Return {name: JSON value} for all results that are not scalar metrics.
 
-    The arguments are those of `compute_metrics`; `names` are the names of the classes, labels or targets.
+    Args:
+        task: Name of the task.
+        targets: Targets of the examples, each of the shape `Interface.target_shape`.
+        outputs: Predictions for these examples; see `compute_metrics`.
+        names: Names of the classes, labels or targets.
     """
     return _DETAILS[task](targets, outputs, names)
 

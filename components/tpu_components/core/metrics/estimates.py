@@ -128,7 +128,15 @@ def ratio(parts: np.ndarray, wholes: np.ndarray) -> Estimate:
 
 
 def ratio_of_hits(parts: np.ndarray, wholes: np.ndarray, members: Any) -> Estimate:
-    """Estimate a ratio from 0 to 1, such as F1, in which each part is between 0 and its whole. See `ratio`."""
+    """Estimate a ratio of two sums that is from 0 to 1, such as F1.
+
+    Unlike the result of `ratio`, the estimate has `support` and `correction`, which an interval in [0, 1] needs.
+
+    Args:
+        parts: Numerators, float[examples], each from 0 to its denominator.
+        wholes: Denominators, float[examples].
+        members: Groups of dependent examples, as `members_of` returns them. None if all examples are independent.
+    """
     decide = float(count_deciding(wholes[:, None] != 0, members).sum())
     estimate = ratio(parts, wholes)
     # A hit counts twice in the denominator of F1, a mistake once. Mistakes alone are therefore half the evidence.
@@ -188,10 +196,17 @@ def jackknife(
 ) -> Estimate | None:
     """Estimate any metric by the jackknife, which leaves out one part of the examples at a time.
 
-    Return None if the estimate is not finite.
-
     The standard error is that of the delete-a-group jackknife (Kott, Journal of Official Statistics 17, 2001). All
     examples of a group are in the same part, because they depend on each other.
+
+    Args:
+        measure: Function of targets and outputs that returns the metric's value.
+        targets: Targets of all examples.
+        outputs: Predictions for all examples.
+        groups: int[examples]: the group that each example belongs to, or None if all are independent.
+
+    Returns:
+        The estimate, or None if the metric is not finite, with all examples or without a part of them.
     """
     num_examples = len(targets)
     codes = np.arange(num_examples) if groups is None else np.unique(groups, return_inverse=True)[1]

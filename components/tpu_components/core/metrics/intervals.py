@@ -14,10 +14,13 @@ _ANY_CONFIDENCE = 0.8  # Whether there is an interval does not depend on the con
 def find_interval(estimate: Estimate, confidence: float) -> tuple[float, float] | None:
     """Return the two-sided confidence interval of a metric, or None if there are too few examples.
 
-    A share of correct predictions has the exact interval (Clopper and Pearson, 1934). Other metrics from 0 to 1 need at
-    least ten examples, and have the same interval for their effective number of examples (Korn and Graubard, Survey
-    Methodology 24, 1998). Unbounded metrics have the interval of Student's t. A metric with a special method
-    (`Estimate.interval_method`) uses that method.
+    The method depends on the metric:
+
+    - A share of correct predictions: the exact interval (Clopper and Pearson, 1934).
+    - Other metrics from 0 to 1: the exact interval, with an effective number of examples in place of the true number
+      (Korn and Graubard, Survey Methodology 24, 1998). At least ten examples are needed.
+    - Unbounded metrics: the interval from Student's t distribution.
+    - Metrics with a method of their own: `Estimate.interval_method`.
     """
     if confidence == 0:
         return estimate.value, estimate.value

@@ -1,4 +1,4 @@
-"""Additional Keras metrics of a model, which `TrainParams.metrics` names or which come with the model.
+"""Additional Keras metrics of a model: those in `TrainParams.metrics`, and those that come with the model.
 
 These metrics are saved in `architecture.json`, so that evaluation computes the same metrics as training.
 """
@@ -29,14 +29,14 @@ def set_measured(model: Any, metrics: Sequence[Any]) -> None:
 
 
 def direction_of(metric: Any) -> int:
-    """Return `HIGHER` or `LOWER`, whichever is better for a Keras metric, or `NEITHER` if unknown."""
+    """Return `HIGHER` if larger values of a Keras metric are better, `LOWER` if smaller, or `NEITHER` if unknown."""
     return {"up": HIGHER, "down": LOWER}.get(getattr(metric, "_direction", ""), NEITHER)
 
 
 def adapt(metric: Any, interface: Interface, has_one_output: bool) -> Any:
-    """Change a Keras metric so that it converts the targets of a data set, and return the metric.
+    """Make a Keras metric accept the targets of a data set, whatever form of targets it expects. Return the metric.
 
-    `convert_targets` describes the conversion.
+    The forms are class numbers and one-hot vectors; see `convert_targets`.
 
     Args:
         metric: The Keras metric.
@@ -46,7 +46,11 @@ def adapt(metric: Any, interface: Interface, has_one_output: bool) -> Any:
     """
 
     def result(targets: np.ndarray, outputs: np.ndarray) -> Any:
-        """Return a new metric's value for weighted examples. Some metrics keep the shape of their first targets."""
+        """Try the metric on examples with the weight 1, and return its value.
+
+        If possible, a copy of the metric is used, because some metrics accept only targets with the shape of the first
+        targets that they get.
+        """
         try:
             other = type(metric).from_config(metric.get_config())
         except Exception:  # The class or function may be the user's own, and not registered.
@@ -86,13 +90,13 @@ def convert_targets(
 
     For a user's model with one output, the function gets the same values as in Keras: targets of 0 and 1, and the
     probability of the second class, both [batch, 1]. So `Precision` is the precision for the second class. A loss or
-    metric for several classes cannot judge a single output, so it gets the probabilities of both classes.
+    metric that needs an output for each class gets the probabilities of both classes instead.
 
     Args:
         function: Function of targets, outputs and, for a metric, weights.
-        try_on: Function of targets and outputs that returns why `function` cannot be called with them, or an empty
-            string if it can.
-        what: Name of the function, for errors.
+        try_on: Function that tries `function` on targets and outputs. It returns what is wrong, or an empty string if
+            `function` accepts them.
+        what: Name of the loss or metric, for error messages.
         interface: Input and output of the model.
         is_softened: Whether label smoothing or mixup turns class numbers into a probability for each class.
         tells_apart: For a model with one output, a function that gets targets of 0 and 1, right probabilities of the

@@ -83,7 +83,7 @@ class ModelMetrics:
         return {name: interval for name, interval in intervals.items() if interval}
 
     def sign_of(self, name: str) -> int:
-        """Return `HIGHER` or `LOWER`, whichever is better for a metric, or `NEITHER` if unknown."""
+        """Return `HIGHER` if larger values of a metric are better, `LOWER` if smaller, or `NEITHER` if unknown."""
         return self.directions.get(name) or direction(name)
 
     def as_dict(self) -> dict[str, Any]:
@@ -139,5 +139,6 @@ def _require_probabilities(task: str, outputs: np.ndarray) -> None:
         ending = "a softmax" if task == CLASSIFICATION else "one sigmoid per label"
         raise InputError(
             f"Cannot evaluate the model's outputs: expected probabilities in [0, 1], received {worst:.4g} at index "
-            f"{outside[0]} ({len(outside)} of {len(outputs)} rows). End the model with {ending}."
+            f"{outside[0]}. Values outside this range occur in {len(outside)} of {len(outputs)} rows. End the model "
+            f"with {ending}."
         )

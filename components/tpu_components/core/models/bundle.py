@@ -1,9 +1,9 @@
 """Bundles, which pack a user's model with its code and data into one file, so that the model can run elsewhere.
 
-A bundle is a zip archive, or the `.keras` file of a model that Keras saved. The archive contains the model's file, the
-modules that this file imports, and the data files that these modules name. It does not contain the standard library,
-installed libraries or this project. A bundle's reference is its path, `ROOT/SHA256/NAME.zip` or
-`ROOT/SHA256/NAME.keras`. The digest of a bundle is verified before the bundle is opened.
+If Keras saved the model, the bundle is the `.keras` file itself. Otherwise, it is a zip archive with the model's Python
+file, the modules that this file imports, and the data files that the code refers to by name. The archive does not
+contain the standard library, installed libraries or this package. A bundle's reference is its path,
+`ROOT/SHA256/NAME.zip` or `ROOT/SHA256/NAME.keras`. The digest of a bundle is verified before the bundle is opened.
 """
 
 import atexit

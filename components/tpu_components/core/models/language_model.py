@@ -1,7 +1,7 @@
 """Language models as step functions.
 
-A step takes the next character and the state of each text. It returns the probabilities of the character after it, and
-the new state.
+A step processes one more character of each text. From this character and the text's state, the step computes the
+probabilities of the following character, and the new state.
 """
 
 from collections.abc import Callable

@@ -167,7 +167,7 @@ def _find_module(module_name: str) -> str:
 
 
 def bundle_of(name: str) -> Bundle | None:
-    """Return a user's model as a bundle, or None if its code is part of this project or of installed libraries.
+    """Return a user's model as a bundle, or None if its code is part of this package or of installed libraries.
 
     Raises:
         InputError: If the model cannot be packed.
@@ -400,8 +400,8 @@ def fit_to_data(
     if operation := _overflowing_operation(model):
         raise InputError(
             f"The model {name!r} applies {operation!r} to pixels that are 8-bit integers, so results wrap around: 0 - "
-            '1 is 255. Begin the model with keras.ops.cast(inputs, "float32"), which a preprocess_input of '
-            "keras.applications needs too, or with keras.layers.Rescaling."
+            '1 is 255. Begin the model with keras.layers.Rescaling or keras.ops.cast(inputs, "float32"). The cast is '
+            "also needed before the preprocess_input of a model in keras.applications."
         )
     if layer := _layer_for_floats(model):
         raise InputError(
@@ -449,7 +449,7 @@ def fit_to_data(
             what = "a model with one output gets an additional layer with the probability of the first class"
             advice = ', or end the model with keras.layers.Dense(num_classes, activation="softmax")'
         raise InputError(
-            f"Cannot train the model {name!r} with its own train_step: {what}, and the resulting model does not have "
+            f"Cannot train the model {name!r} with its own train_step: {what}, and the extended model does not have "
             f"this train_step. Remove train_step{advice}."
         )
     try:

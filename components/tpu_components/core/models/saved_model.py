@@ -1,4 +1,4 @@
-"""SavedModels of other programs, wrapped as Keras models.
+"""TensorFlow SavedModels that a user has imported, wrapped as Keras models.
 
 The Keras model calls one signature of the SavedModel. If necessary, added layers convert the pixels for the signature,
 and the output to probabilities. Only TensorFlow can run the model. The files of the SavedModel are in `saved_model/` in
@@ -43,7 +43,7 @@ class SavedModel:
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def build(self, folder: Path) -> Any:
-        """Return a Keras model that takes pixels in [0, 255], float32, and calls the SavedModel in `folder`.
+        """Return a Keras model that takes float32 pixels in [0, 255] and calls the SavedModel in `folder`.
 
         Raises:
             InputError: If Keras does not run on TensorFlow, or a file is missing or has been changed.
@@ -70,7 +70,7 @@ class SavedModel:
 
 
 def as_range(pixels: Any, pixel_range: tuple[float, float], dtype: str = "float32") -> Any:
-    """Convert pixels in [0, 255] to another range and dtype, with a Keras layer if the range differs."""
+    """Convert pixels in [0, 255] to another range and dtype. If the range differs, a Keras layer is added."""
     low, high = pixel_range
     if (low, high) != (0, 255):
         pixels = keras.layers.Rescaling((high - low) / 255, low, name=PIXELS_LAYER, dtype="float32")(pixels)

@@ -275,7 +275,7 @@ def test_loss_of_a_certain_mistake_is_finite():
             "classification",
             np.array([0, 1]),
             np.array([[0.5, 0.5], [-7.5, 3.0]]),
-            r"received -7.5 at index 1 \(1 of 2 rows\)\. End the model with a softmax",
+            r"received -7.5 at index 1\. Values outside this range occur in 1 of 2 rows\. End the model with a softmax",
         ),
         (
             "multi_label",

@@ -4,9 +4,9 @@ from typing import Any
 
 
 def build_model(image_shape: tuple[int, int, int], num_classes: int, dropout: float = 0.25, units: int = 512) -> Any:
-    """Build four convolutions in two blocks and a dense layer: 1,676,982 parameters for 32×32×3 images and 10 classes.
+    """Build a network of two blocks, with two convolutions each, and a dense layer.
 
-    A batch normalisation precedes each block.
+    It has 1,676,982 parameters for 32×32×3 images and 10 classes. A batch normalisation precedes each block.
 
     `tpu-pipelines run cifar10_cnn` reaches a test accuracy of 0.82 in 13 minutes on 2 cores of an AMD EPYC with bf16
     units.

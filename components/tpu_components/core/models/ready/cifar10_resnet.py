@@ -8,7 +8,7 @@ from tpu_components.core.base.errors import InputError
 def build_model(
     image_shape: tuple[int, int, int], num_classes: int, depth: int = 20, width: int = 16, stem_pooling: bool = False
 ) -> Any:
-    """Build a residual network, the one for CIFAR-10 in https://arxiv.org/abs/1512.03385.
+    """Build the residual network that https://arxiv.org/abs/1512.03385 describes for CIFAR-10.
 
     With the default settings, it has 274,042 parameters for 32×32×3 images and 10 classes. It consists of a
     convolution, three stages of (depth - 2) / 6 blocks of two convolutions, and one dense layer. As in ResNet v1.5,

@@ -18,8 +18,8 @@ def build_model(
     It consists of an embedding, a bidirectional LSTM, a maximum over time, and a sigmoid or softmax.
 
     The maximum over time (https://arxiv.org/abs/1705.02364) keeps the signal of a strong word at any position. Without
-    the maximum, the LSTM's state would have to keep this signal for up to 320 steps. Padding needs no mask, and loops
-    without masks are the fastest on every backend, on LiteRT and on the TPU.
+    the maximum, the LSTM's state would have to keep this signal for up to 320 steps. Padding is not masked, because a
+    loop without a mask is faster on every backend, on LiteRT and on the TPU.
 
     `tpu-pipelines run imdb_lstm` trains the classifier. pipelines/tpu_pipelines/configs/imdb_lstm.yaml states the time
     and the accuracy.

@@ -4,9 +4,11 @@ from typing import Any
 
 
 def build_model(image_shape: tuple[int, int, int], num_classes: int, dropout: float = 0.4, units: int = 128) -> Any:
-    """Build four convolutions in two blocks and a dense layer: 468,202 parameters for 28×28×1 images and 10 classes.
+    """Build a network of two blocks, with two convolutions each, and a dense layer.
 
-    The architecture follows https://doi.org/10.1109/5.726791, but is deeper and has batch normalisation and dropout.
+    It has 468,202 parameters for 28×28×1 images and 10 classes. The architecture follows
+    https://doi.org/10.1109/5.726791, but is deeper and has batch normalisation and dropout.
+
     `tpu-pipelines run mnist_cnn` takes 6 minutes on 2 cores of an AMD EPYC with bf16 units.
 
     Args:

@@ -32,8 +32,8 @@ def build_model(
         dropout: Dropout rate between the backbone and the dense layer.
 
     Raises:
-        InputError: If the images are not in colour or too small, or the weights cannot be read or belong to another
-            model.
+        InputError: If the images are too small or have no colour channels, or the weights cannot be read or belong to
+            another model.
     """
     import keras
     from keras import layers

@@ -1,8 +1,8 @@
 """Augmentation of a batch of images and labels, on the device, as part of the training step.
 
-Augmentation takes and returns uint8 images, so the model does not depend on it. Images may have a margin: additional
-pixels around the area that the model gets. Cropping removes the margin. Random numbers depend only on the seed, the
-step and the replica.
+Images are uint8 before and after augmentation, so the same model works with and without augmentation. Images may have a
+margin: additional pixels around the area that the model gets. Cropping removes the margin. Random numbers depend only
+on the seed, the step and the replica.
 """
 
 from typing import Any
@@ -41,7 +41,8 @@ def check_augmentation(params: TrainParams, input_shape: tuple[int | None, ...],
     if wanted and params.random_crop_pixels >= min(input_shape[1] or 0, input_shape[2] or 0):
         raise InputError(
             f"random_crop_pixels must be smaller than the image. Received: random_crop_pixels="
-            f"{params.random_crop_pixels} for images of {input_shape[1]}×{input_shape[2]} pixels."
+            f"{params.random_crop_pixels} for images of {input_shape[1]}×{input_shape[2]} pixels. Lower "
+            "random_crop_pixels."
         )
     if (params.softens_labels or params.weighs_classes) and task != CLASSIFICATION:
         names = "label_smoothing, mixup_alpha, class_weights and balance_classes"

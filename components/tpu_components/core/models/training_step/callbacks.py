@@ -45,7 +45,7 @@ def make_callbacks(model: Any, params: TrainParams, known: Collection[str]) -> l
             model.optimizer._learning_rate, keras.Variable
         ):
             raise InputError(
-                f"{kind} needs a learning rate without a schedule and without warmup_epochs. Set "
+                f"{kind} changes the learning rate, so it cannot be combined with a schedule or a warm-up. Set "
                 "training.learning_rate_schedule=constant and training.warmup_epochs=0."
             )
         _check_hooks(callback)

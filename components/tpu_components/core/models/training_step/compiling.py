@@ -207,7 +207,7 @@ def _check_step(model: Any, batch: Sequence[np.ndarray]) -> None:
         ) from error
     if "loss" not in logs:
         raise InputError(
-            f"The model's own train_step returns {', '.join(logs)}, but no 'loss'. Add its loss with the key 'loss'."
+            f"The model's own train_step returns {', '.join(logs)}, but no 'loss'. Return the loss with the key 'loss'."
         )
 
 
@@ -220,7 +220,7 @@ def compile_model(
     jit_compile: bool,
     class_weights: Sequence[float] = (),
 ) -> Sequence[Any]:
-    """Compile a model for training and create all variables that a step changes.
+    """Compile a model for training, and create the variables of its optimizer and metrics.
 
     Args:
         model: A keras.Model from `build_model`.
@@ -232,8 +232,8 @@ def compile_model(
         class_weights: Weight of each class in the loss. Empty for weights of 1.
 
     Returns:
-        The variables to validate and save, in the order of `model.variables`: the weights, or their running averages
-        with `params.ema_decay`.
+        The variables to validate and save, in the order of `model.variables`: the weights or, if `params.ema_decay` is
+        set, their running averages.
 
     Raises:
         InputError: If the model's input or task does not support the augmentation, Keras rejects a setting, or a

@@ -26,7 +26,7 @@ def step_digest(model: Any, interface: Interface, params: TrainParams, backend: 
     The names of layers, the choice of frozen layers and the number of devices do not change the digest.
 
     Args:
-        model: Model after `compile_model`. Its variables may be abstract.
+        model: Model after `compile_model`. Its variables may have shapes but no values.
         interface: Input and output of the model.
         params: Hyper-parameters of the training.
         backend: `jax` or `tensorflow`.

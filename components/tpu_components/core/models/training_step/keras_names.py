@@ -37,8 +37,7 @@ def create(kind: str, name: str, parameters: Mapping[str, Any], /, **own: Any) -
         name: Name of the class, such as `AdamW` or `binary_crossentropy`, or Keras's short name for it, such as `mse`.
             In the name of a class, case and underscores are ignored.
         parameters: Parameters of the class that the user has set.
-        own: Parameters that this project sets and the user cannot set. Parameters that the class does not have are
-            ignored.
+        own: Parameters that this package sets and the user cannot set. Those that the class does not have are ignored.
 
     Raises:
         InputError: If the class does not exist, or a parameter is unknown, missing or invalid.
@@ -87,7 +86,13 @@ def class_of(kind: str, name: str) -> Any:
 
 
 def offered_names(kind: str) -> tuple[str, ...]:
-    """Return the names that messages list for a kind of Keras class. Names that this project adds come first."""
+    """Return the names of Keras classes that error messages suggest.
+
+    Names of this package that Keras does not have, such as `auto`, come first.
+
+    Args:
+        kind: `optimizer`, `learning_rate_schedule`, `loss`, `metric` or `callback`.
+    """
     classes = (keras_class.__name__ for keras_class in keras_classes(kind).values())
     return (
         *_OWN_NAMES.get(kind, ()),

@@ -180,7 +180,7 @@ def used_optimizer(model: Any, params: TrainParams, num_steps: int) -> dict[str,
 
 
 def make_optimizer(params: TrainParams, num_replicas: int, steps_per_epoch: int, model: Any) -> Any:
-    """Return a new optimizer for a stage: a copy of the model's own if training uses it, otherwise the configured one.
+    """Return a new optimizer for a stage: a copy of the model's own, or the one in `params`; see `own_optimizer`.
 
     Raises:
         InputError: If Keras rejects the optimizer, its schedule or a parameter, or the model's own optimizer cannot be
@@ -230,10 +230,10 @@ def copy_optimizer(optimizer: Any) -> Any:
 
 
 def check_accumulation(optimizer: Any, num_steps: int) -> None:
-    """Check that an optimizer that accumulates gradients updates the weights in a stage of `num_steps` steps.
+    """Check that a stage of `num_steps` steps is long enough for at least one update by the optimizer.
 
     Raises:
-        InputError: If an update needs more steps.
+        InputError: If the optimizer accumulates the gradients of more than `num_steps` steps before an update.
     """
     every = _unwrapped(optimizer).gradient_accumulation_steps or 1
     if every > num_steps:

@@ -1,8 +1,8 @@
 """Training program of the JAX backend: one step, or a loop of steps that runs on the device.
 
 Training runs the program, and preflight compiles it. The program is Keras's `train_step` with three additions: the
-selection of a batch, the loop, and values that the host can monitor. Keras plans a scan for `steps_per_execution`
-(https://github.com/keras-team/keras/pull/23527). The scan can replace the loop.
+selection of a batch, the loop, and values that the host can monitor. When Keras has a scan for `steps_per_execution`,
+which is planned (https://github.com/keras-team/keras/pull/23527), the scan can replace the loop.
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ class Program:
     """A training program for a model and a type of accelerator.
 
     Attributes:
-        model: Model after `compile_model`. Its variables may be abstract.
+        model: Model after `compile_model`. Its variables may have shapes but no values.
         batch: Shape and type of a global batch's inputs, targets and weights.
         num_examples: Number of examples in the training split.
         params: Hyper-parameters. The program uses only `steps_per_execution` and `sharding`.

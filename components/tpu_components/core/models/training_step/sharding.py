@@ -91,11 +91,11 @@ def fully_shard(device: Device) -> Device:
 
 
 def compute_dtypes(model: Any) -> list[str]:
-    """Return the dtype in which each trainable variable of a model is gathered.
+    """Return the dtype of each trainable variable while it is sent between the devices of a fully sharded model.
 
-    If all layers that use a variable have the same compute dtype, the variable is gathered in this dtype, otherwise in
-    its own. With mixed_bfloat16, this halves memory and traffic. The dtypes of the variable and of the optimizer state
-    do not change.
+    If all layers that use a variable have the same compute dtype, the variable is sent in this dtype, otherwise in its
+    own dtype. A variable with a regularizer is always sent in its own dtype. With mixed_bfloat16, the compute dtype
+    halves memory and traffic. The stored variable and the optimizer state keep their dtypes.
     """
     readers: dict[int, set[str]] = {}
     for layer in model._flatten_layers():
@@ -111,7 +111,9 @@ def compute_dtypes(model: Any) -> list[str]:
 
 @contextlib.contextmanager
 def gathering_weights(model: Any, mesh: Any) -> Iterator[None]:
-    """In the `with` block, trace training steps that gather each sharded weight on all devices before they use it.
+    """Make a model's training step gather each sharded weight on all devices before it is used.
+
+    Trace the training step in the `with` block. After the block, the model is unchanged.
 
     Args:
         model: A keras.Model, whose `compute_loss_and_updates` is wrapped.

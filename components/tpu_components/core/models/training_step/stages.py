@@ -98,9 +98,10 @@ class Freezer:
 
 
 def freeze_least(model: Any, params: TrainParams) -> PlannedStage:
-    """Freeze layers as in the stage with the most trainable parameters. Return this stage.
+    """Freeze the layers that are frozen in the stage with the most trainable parameters, and return this stage.
 
-    If several stages have the maximum, the last one is used. The names of frozen layers are checked for all stages.
+    Preflight compiles only this stage. If several stages tie, the last one is used. The names of frozen layers are
+    checked for all stages.
 
     Raises:
         InputError: If a name matches no layer, or no trainable parameter is left in a stage.
