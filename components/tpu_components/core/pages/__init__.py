@@ -1,1 +1,1 @@
-"""Reports, made of blocks that are rendered as an HTML page, for a terminal or as Markdown, and formatted metrics."""
+"""Reports for people: blocks of content, their rendering as HTML, terminal text and Markdown, and formatted metrics."""

@@ -1,9 +1,9 @@
 """Blocks of a report. They are rendered as HTML, for a terminal or as Markdown.
 
 `Block` lists the types. A plain string is a paragraph. Figures, cards, passages or drawings in a list are shown side by
-side. `page.render` renders blocks as an HTML page, `as_text` for a terminal, and `as_markdown` as Markdown. The last
-two leave out matrices and everything that is shown side by side, and `as_text` leaves out markup. A `Markup` is not
-escaped, so it must be written in the language of the output, HTML or Markdown.
+side. `page.render` renders blocks as an HTML page, `as_text` for a terminal, and `as_markdown` as Markdown. `as_text`
+and `as_markdown` leave out matrices and everything that is shown side by side. A `Markup` is not escaped, so it must be
+written in the language of the output, HTML or Markdown. `as_text` leaves it out, too.
 """
 
 import dataclasses
@@ -65,8 +65,8 @@ class Table:
         """Return the table as lines of text, with the headings first. Every column is as wide as its longest cell.
 
         Args:
-            width: Width of the terminal. A wider table gets narrower gaps. If it is still too wide, its lines are
-                truncated. 0 means no limit.
+            width: Width of the terminal, in characters. 0 means no limit. A table that is wider gets narrower gaps
+                between its columns. If it is still too wide, its lines are truncated.
 
         Example:
             >>> Table({"name": "<", "chips": ">"}, [("v5e-4", "4")]).lines()
@@ -224,7 +224,7 @@ def as_text(blocks: Sequence[Block], width: int) -> str:
 
     Args:
         blocks: The blocks. Empty blocks are left out.
-        width: Width of the terminal.
+        width: Width of the terminal, in characters.
     """
     shown = [block for block in blocks if not isinstance(block, markupsafe.Markup | Matrix | list)]
     texts = [textwrap.wrap(block, width) if isinstance(block, str) else block.lines(width) for block in shown]

@@ -52,7 +52,7 @@ _COLUMNS = {
 
 
 def describe_decision(evaluation: Evaluation) -> Sentences:
-    """Return the gate's decision, with the outcome of each rule."""
+    """Return a list of sentences: the gate's decision as the title, and the outcome of each rule."""
     decision = "Passed the gate" if evaluation.gate.promote else "Did not pass the gate"
     rules = [f"{SIGNS[rule.passed]} {rule.text}" for rule in evaluation.gate.reasons]
     return Sentences(rules, decision, evaluation.gate.promote)
@@ -125,7 +125,7 @@ def _describe_texts(manifest: Manifest, split: str) -> dict[str, str]:
 
 
 def list_settings(manifest: Manifest, info: ModelInfo, gate: Mapping[str, Any]) -> Fields:
-    """Return the settings of data, model, training and gate that are not empty.
+    """Return a list of the settings of data, model, training and gate, with their values. Empty values are left out.
 
     Args:
         manifest: Description of the data set.

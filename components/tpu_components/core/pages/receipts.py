@@ -18,7 +18,11 @@ _WITHOUT = (
 def compare_prediction(receipt: Receipt | None) -> list[Block]:
     """Return a section with the predicted and the measured time, memory and price of a training run.
 
-    Return an empty list without a receipt or a prediction.
+    Args:
+        receipt: Measurements of the run and the prediction, or None if there are no measurements.
+
+    Returns:
+        A list with the section. Empty without measurements or a prediction.
     """
     if receipt is None or receipt.prediction is None:
         return []
@@ -33,7 +37,11 @@ def compare_prediction(receipt: Receipt | None) -> list[Block]:
 def describe_step(receipt: Receipt) -> str:
     """Return the predicted and the measured time of a training step in one line.
 
-    Return an empty string if there is no prediction for the machine of the run, or no step was measured.
+    Args:
+        receipt: Measurements of a training run, and the prediction.
+
+    Returns:
+        The line. Empty if there is no prediction for the machine of the run, or no step was measured.
     """
     predicted, measured = receipt.prediction, receipt.step_ms
     if predicted is None or measured is None or not receipt.is_comparable:

@@ -151,7 +151,9 @@ def score_and_loss(metrics: Mapping[str, float | None]) -> tuple[str, str]:
 
 
 def table_of(first: str, scores: Sequence[Score]) -> Table:
-    """Return a table with a row for each score. If a score has a champion, the table has columns for the champion.
+    """Return a table with a row for each score.
+
+    If any score has a value for the champion, the table also has columns for the champion and the difference.
 
     Args:
         first: Heading of the first column, which has the labels of the metrics.

@@ -110,7 +110,7 @@ class ModelRegistry:
         return Version.load(self._versions_dir / number)
 
     def moves(self, alias: str = CHAMPION) -> tuple[Move, ...]:
-        """Return the moves of an alias, the oldest first.
+        """Return the history of an alias: its moves from one version to another, the oldest first.
 
         Raises:
             InputError: If `aliases.json` cannot be read.
@@ -140,7 +140,8 @@ class ModelRegistry:
     def alias_of(self, version: str) -> str:
         """Return an alias of a version, or an empty string if the version has no alias.
 
-        The argument is a number or an alias. An alias is returned unchanged.
+        Args:
+            version: Number of the version, or an alias, which is returned unchanged.
         """
         if not version.isdecimal():
             return version
@@ -209,8 +210,9 @@ class ModelRegistry:
         Args:
             number: Number of the version.
             alias: Alias to move, for example `champion`.
-            reason: Reason of the move.
-            champion: Digest of the champion that the model was compared with; see `check_promotable`.
+            reason: Reason for the move, which the registry records.
+            champion: Digest of the model that had the alias when the version's model was compared with it; see
+                `check_promotable`.
 
         Returns:
             The move that gave the version this alias.
@@ -233,10 +235,10 @@ class ModelRegistry:
         The rollback took the alias away from this version, or from another version with the same trained model. Return
         an empty string if there was no rollback, or if it was cancelled.
 
-        Several versions can contain the same trained model, for example exports with two releases of LiteRT. A rollback
-        from one of these versions to another excludes only the version that was rolled back. A rollback to a different
-        model excludes every version of the model. A manual move to an earlier version is also a rollback. A move to a
-        later version cancels a rollback.
+        Several versions can contain the same trained model, for example exports with two releases of LiteRT. If the
+        alias was rolled back from one of these versions to another of them, only the version that lost the alias is
+        excluded. If the alias was rolled back to a version with a different model, all versions of the model are
+        excluded. A manual move to an earlier version is also a rollback. A move to a later version cancels a rollback.
         """
         version = self.version(number)
         moves = self.moves(alias)
@@ -278,7 +280,7 @@ class ModelRegistry:
 
         Args:
             alias: Alias to move.
-            reason: Reason of the move.
+            reason: Reason for the move, which the registry records.
             verify_key: Public key that must verify the previous version. If empty, the signature is not checked.
 
         Raises:
@@ -374,7 +376,8 @@ def fill_version(
 ) -> None:
     """Write the files of a version, with its version.json and its signatures, to a folder.
 
-    `directory` is the folder, and `name` is `Version.name`. The other arguments are those of `ModelRegistry.register`.
+    `directory` is the folder, and `name` is the value of `Version.name`. The other arguments are those of
+    `ModelRegistry.register`.
     """
     storage.copy_tree(model_dir, directory / MODEL_DIR)
     storage.copy_tree(export_dir, directory / EXPORT_DIR)

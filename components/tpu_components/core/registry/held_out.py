@@ -5,10 +5,10 @@ The decisions on a test set are numbered, and share one family-wise error rate; 
     REGISTRY/MODEL/tests/TEST_SET/examples.npy   IDs of all examples that the test set has had, ID_TYPE[…]
     REGISTRY/MODEL/tests/TEST_SET/DIGEST.json    decision on the model with this digest
 
-`example_ids` defines the IDs. A decision is recorded before its model can be promoted. It is counted once, whatever its
-result, even if the evaluation is repeated. If another process records a decision after the gate has counted the
-decisions, the gate decides again with the next number. Buckets have no locks, so two simultaneous decisions may get the
-same number in a bucket.
+`example_ids` defines the IDs. A decision is recorded before its model can be promoted. Each decision is counted once,
+whatever its result, even if the evaluation is repeated. If another process records a decision after the gate has
+counted the decisions, the gate decides again with the next number. Buckets have no locks, so two simultaneous decisions
+may get the same number in a bucket.
 """
 
 import contextlib
@@ -71,8 +71,8 @@ class HeldOutSet:
             only decisions before that judgement.
         same: Earlier decision about the same model on this test set, or None if there is none.
         names: `name`, and the names of all other recorded test sets that contain at least half of the current examples.
-            Usually, `name` is the only one. Another one exists if the example IDs of an earlier release were converted
-            after this test set had been counted as new.
+            Usually, `name` is the only one. There are others if this test set was recorded as new because the IDs of an
+            earlier release could not be compared, and these IDs have been converted since.
         files: Names of all files in `place` when they were read.
     """
 
