@@ -320,7 +320,8 @@ def test_a_version_is_signed_in_the_bucket_and_its_servers_verify_it(world, tmp_
     assert (variable.name, variable.value) == ("TPU_PIPELINES_VERIFY_KEY", Path(public).read_text())
     place = model.artifact_uri.removesuffix("/export")
     verify_version(storage.localize(place, tmp_path / "whole"), public, name="digits")
-    with pytest.raises(InputError, match="expected other, but its signed name is digits, "):
+    expected = "expected the version other, but the files in this folder were signed as digits, so they belong to "
+    with pytest.raises(InputError, match=expected):
         verify_version(storage.localize(place, tmp_path / "another_model"), public, name="other")
     verify_folder(storage.localize(model.artifact_uri, tmp_path / "as_the_service_copies_it"), public)
     assert "PRIVATE" not in str(world.fake.calls)

@@ -37,7 +37,7 @@ class ModelReference(NamedTuple):
 
 
 def parse_reference(text: str) -> ModelReference | None:
-    """Parse `REGISTRY/MODEL@VERSION_OR_ALIAS`.
+    """Parse `REGISTRY/MODEL@VERSION_OR_ALIAS` into the registry of a model, and a version number or an alias.
 
     Return None if the text has another form, is a path in a bucket, or is an existing path.
 
@@ -73,7 +73,7 @@ class Origin:
 
 
 def origin_of(text: str) -> Origin | None:
-    """Return the origin of the version that a reference `REGISTRY/MODEL@VERSION_OR_ALIAS` names.
+    """Return the `Origin` of the version that a reference `REGISTRY/MODEL@VERSION_OR_ALIAS` names.
 
     Return None if the text is not a reference; see `parse_reference`.
 
@@ -93,7 +93,7 @@ def origin_of(text: str) -> Origin | None:
 
 
 def origin_of_version(model_name: str, version: RegisteredVersion) -> Origin:
-    """Return the origin of a version. The lineage is empty if another tool registered the version."""
+    """Return the `Origin` of a version. The lineage is empty if another tool registered the version."""
     is_ours = storage.exists(f"{version.uri}/{VERSION_FILE}")
     return Origin(model_name, version.number, Version.load(version.uri).lineage if is_ours else {}, version.uri)
 

@@ -1,4 +1,4 @@
-"""Names of models, versions and aliases, in a folder and on Vertex AI."""
+"""Formats and checks of the names of models, versions and aliases, in a registry folder and on Vertex AI."""
 
 import re
 from pathlib import Path

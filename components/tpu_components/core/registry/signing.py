@@ -47,8 +47,8 @@ def sign_version(directory: Path, signing_key: str) -> None:
 
     Args:
         directory: Folder of the version, before it is published.
-        signing_key: File of the private key, local or in a bucket. The environment variable
-            TPU_PIPELINES_SIGNING_PASSWORD contains its password, if it has one.
+        signing_key: File of the private key, local or in a bucket. If the key has a password, the environment variable
+            TPU_PIPELINES_SIGNING_PASSWORD contains the password.
 
     Raises:
         InputError: If the key cannot be read or has an unsupported type.
@@ -64,8 +64,9 @@ def verify_version(directory: Path, verify_key: str, uri: str = "", name: str = 
         directory: Folder of the version.
         verify_key: Public key; see `verify_folder`.
         uri: Source of the folder, for messages; see `verify_folder`.
-        name: Expected `Version.name`. If empty, it is derived from the version's path in a registry. The name is not
-            checked if the path is outside of a registry, or for old versions, which have no signed name.
+        name: Expected `Version.name`. If empty, the name is derived from the version's path in a registry. If the path
+            is not in a registry either, the name is not checked. Old versions have no signed name, so their name is
+            never checked.
 
     Raises:
         InputError: If a signature is invalid, or the name differs.
@@ -77,8 +78,8 @@ def verify_version(directory: Path, verify_key: str, uri: str = "", name: str = 
         signed = Version.load(directory).name
         if signed not in (name, ""):
             raise InputError(
-                f"Rejected {place}: expected {name}, but its signed name is {signed}, so another version has replaced "
-                "it. Restore it from a backup, or use another version."
+                f"Rejected {place}: expected the version {name}, but the files in this folder were signed as {signed}, "
+                "so they belong to another version. Restore the folder from a backup, or use another version."
             )
 
 
@@ -105,7 +106,9 @@ def verify_folder(folder: Path, verify_key: str, uri: str = "") -> None:
         if unsigned := _unsigned_files(folder, signature):
             raise InputError(f"unsigned files: {', '.join(unsigned)}")
     except Exception as error:  # A forged signature may raise anything in the library.
-        raise InputError(f"{refused} {_fault(error)}. Restore it from a backup, or use another version.") from error
+        raise InputError(
+            f"{refused} {_fault(error)}. Restore the folder from a backup, or use another version."
+        ) from error
 
 
 def fetch_verified(uri: str, verify_key: str, scratch: Path, name: str = "") -> Path:
@@ -266,8 +269,8 @@ def _require_ordinary(folder: Path, uri: str) -> None:
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             what = "a link" if path.is_symlink() else "a pipe, a socket or a device"
             raise InputError(
-                f"Rejected {uri}: expected ordinary files, received {what}: {path.relative_to(folder)}. Restore it "
-                "from a backup, or use another version."
+                f"Rejected {uri}: expected ordinary files, received {what}: {path.relative_to(folder)}. Restore the "
+                "folder from a backup, or use another version."
             )
 
 

@@ -1,4 +1,4 @@
-"""Registered versions: files, checksums and digests, and the interface of all registries."""
+"""Registered versions with their files, checksums and digests, and the interface that all registries share."""
 
 import dataclasses
 import datetime
@@ -94,12 +94,12 @@ class Version:
 
     @property
     def model_dir(self) -> Path:
-        """Folder that train_model wrote."""
+        """Folder `model` of the version: the trained model, as train_model wrote it."""
         return self.directory / MODEL_DIR
 
     @property
     def export_dir(self) -> Path:
-        """Folder that export_model wrote."""
+        """Folder `export` of the version: the exported model, as export_model wrote it."""
         return self.directory / EXPORT_DIR
 
     @property
@@ -188,12 +188,12 @@ class Move:
     """One move of an alias.
 
     Attributes:
-        version: Number of the new version.
-        previous: Number of the previous version. Empty for the first move.
+        version: Number of the version that got the alias.
+        previous: Number of the version that had the alias before. Empty for the first move.
         by: Cause: `gate`, `hand` or `rollback`.
         reason: Reason, as text.
         time: Time of the move, UTC, ISO 8601.
-        model_digest: Digest of the new version's model. Empty in moves from earlier releases.
+        model_digest: Digest of the model in `version`. Empty in moves from earlier releases.
     """
 
     version: str
@@ -259,7 +259,10 @@ class Registry(Protocol):
         """Return the number of the latest version with this trained model, or an empty string if there is none."""
 
     def champion(self, alias: str, digest: str) -> RegisteredVersion | None:
-        """Return the version that a model must beat to get an alias, or None if there is no version to beat."""
+        """Return the version that a model must beat to get an alias, or None if there is no version to beat.
+
+        `digest` is the digest of the model that would get the alias; see `versions.model_digest`.
+        """
 
     def alias_of(self, version: str) -> str:
         """Return an alias of a version, or an empty string if the version has no alias.
@@ -275,7 +278,17 @@ class Registry(Protocol):
         """
 
     def promote(self, number: str, alias: str, reason: str, champion: str | None = None) -> Move:
-        """Move an alias to a version that has passed the gate. If the version has the alias already, do nothing."""
+        """Move an alias to a version that has passed the gate. If the version has the alias already, do nothing.
+
+        Args:
+            number: Number of the version.
+            alias: Alias to move, for example `champion`.
+            reason: Reason of the move, as text.
+            champion: Digest of the champion that the model was compared with; see `check_promotable`.
+
+        Returns:
+            The move that gave the version this alias.
+        """
 
 
 def check_promotable(registry: Registry, number: str, alias: str, champion: str | None) -> Any:

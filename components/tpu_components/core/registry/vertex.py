@@ -5,11 +5,11 @@ Versions have labels, which the service can search:
     tpu_pipelines_digest   digest of the trained model and the exported files
     tpu_pipelines_model    digest of the trained model
     tpu_pipelines_parent   version that the model was compared with
-    tpu_pipelines_turn_A   number of the promotion in which the gate gave the version the alias A, from 1; it ends with
-    `-rolled-back` if somebody has since moved A back by hand
+    tpu_pipelines_turn_A   number of the promotion in which the gate gave the version the alias A, counted from 1, with
+                           the ending `-rolled-back` if somebody has since moved A to an earlier version by hand
 
-The service keeps no history of aliases, so rollbacks are detected from the turns: a version was rolled back if its turn
-is higher than the turn of the version that has the alias now.
+The service keeps no history of aliases, so rollbacks are detected from these promotion numbers: a version was rolled
+back if its promotion number is higher than that of the version that has the alias now.
 
 The `artifact_uri` is the folder `export/` of a version on gs://, which has the same layout as in a registry folder.
 """
@@ -57,22 +57,24 @@ class VertexVersion:
     labels: Mapping[str, str]
 
     def turn(self, alias: str) -> int:
-        """Return the number of the promotion in which the gate gave this version an alias, from 1.
+        """Return the number of the promotion in which the gate gave this version an alias, counted from 1.
 
         Return 0 if the version has no label with this number.
         """
         return int(self.labels.get(turn_label(alias), "").partition("-")[0] or 0)
 
     def is_rolled_back(self, alias: str, current: Self | None) -> bool:
-        """Return whether somebody has moved an alias by hand from this version back to an earlier one.
+        """Return whether somebody has moved an alias by hand from this version back to an earlier version.
 
-        The result is True if the promotion number (`turn`) of this version is higher than that of the current version.
+        A version that has the alias now is not rolled back. Otherwise, this version is rolled back in these cases:
 
-        The current version has no promotion number if it is the first version, or if it got the alias by hand or from
-        an earlier release of this project. In that case, this version counts as rolled back if it is newer than the
-        current version and once had the alias. It once had the alias if it has a promotion number. For the alias
-        `champion`, it is enough that this version still has the service's alias `default`, because the gate moves
-        `default` together with `champion`.
+        - Its label for the alias ends with `-rolled-back`.
+        - It has a promotion number (`turn`) that is higher than the promotion number of the current version.
+        - It has a promotion number, and no version has the alias now.
+        - It is newer than the current version and once had the alias, and the current version has no promotion number.
+          The first version has no promotion number, nor has a version that got the alias by hand or from an earlier
+          release of this project. A version once had the alias if it has a promotion number or, for the alias
+          `champion`, if it still has the service's alias `default`. The gate moves `default` together with `champion`.
 
         Args:
             alias: The alias.
@@ -121,7 +123,7 @@ class VertexRegistry:
         return f"{self.root}/{self.model_name}"
 
     def call(self, kind: str, method: str, request: Any) -> Any:
-        """Call a method of a service, for example `ModelService`. Transient errors are retried."""
+        """Call a method of the service `kind`, for example `ModelService`. Transient errors are retried."""
         return self.backoff(lambda: self.service.call(kind, method, request))
 
     def operate(self, kind: str, method: str, request: Any) -> None:
@@ -158,7 +160,7 @@ class VertexRegistry:
         return _read(self.call("ModelService", "get_model", {"name": f"{self.name}@{version}"}))
 
     def versions(self, label: str = "", value: str = "") -> tuple[VertexVersion, ...]:
-        """Return all versions, or the versions whose label `label` has the value `value`, the oldest first.
+        """Return all versions, or the versions whose label `label` has the value `value`, oldest first.
 
         Return an empty tuple if the model does not exist.
         """
@@ -187,8 +189,8 @@ class VertexRegistry:
     def champion(self, alias: str, digest: str) -> VertexVersion | None:
         """Return the version that a model must beat to get an alias.
 
-        Usually, this is the version that has the alias. If that version contains the model itself, because an earlier
-        evaluation has promoted the model, the result is the version that the model was compared with.
+        Usually, this is the version that has the alias. If an earlier evaluation has already promoted the model, that
+        version contains the same model. In this case, the result is the version that the model was compared with then.
 
         Args:
             alias: Alias, for example `champion`, or the number of a version.
@@ -206,8 +208,8 @@ class VertexRegistry:
         """Move an alias to a version that has passed the gate, unless the version has the alias already.
 
         With the alias `champion`, the service's alias `default` also moves, so that clients get the champion by
-        default. The service has no conditional move, so another process may move the alias after the check. The
-        arguments are the same as in `ModelRegistry.promote`.
+        default. The service cannot move an alias conditionally, so another process may move the alias after this
+        function has checked which version has it. The arguments are the same as in `ModelRegistry.promote`.
 
         Raises:
             InputError: If the alias has moved since the comparison, or the version's model was rolled back.
@@ -289,7 +291,7 @@ class VertexRegistry:
 
 
 def turn_label(alias: str) -> str:
-    """Return the name of the label that stores the number of the promotion in which a version got an alias."""
+    """Return the name of the label with a version's promotion number for an alias; see `VertexVersion.turn`."""
     return f"{_TURN_LABEL}_{alias.lower()}"[:63]
 
 

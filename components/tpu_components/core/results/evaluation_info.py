@@ -63,7 +63,10 @@ class Decision:
 
     @staticmethod
     def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a file. Texts `passed: …` or `failed: …` in older files are converted to rules."""
+        """Return the fields of a decision from a file of any version.
+
+        In older files, the texts `passed: …` and `failed: …` are converted to rules.
+        """
 
         def rule(reason: Any) -> Any:
             match = re.fullmatch("(passed|failed): (.+)", reason, re.DOTALL) if isinstance(reason, str) else None
@@ -74,7 +77,7 @@ class Decision:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluatedModel:
-    """The model that was scored: name, hyper-parameters, the epoch or file of its weights, and digest."""
+    """The model that was scored: name, hyper-parameters, selected weights (such as `best`), and digest."""
 
     name: str
     parameters: Mapping[str, Any]
@@ -100,10 +103,10 @@ class Baseline:
     Attributes:
         metric: Metric that the gate compares by default, for example `accuracy`.
         answer: The constant prediction, in words.
-        value: Metric of the constant prediction, or None if it is undefined on the split.
+        value: Value of the metric for the constant prediction, or None if it is undefined on the split.
         advantage: Difference by which the model is better. It is negative if the model is worse.
-        margin: Largest advantage that is not significant. By chance, a model that is only as good as the baseline has
-            an advantage half of the time.
+        margin: Largest advantage that chance can explain. The model is significantly better only if `advantage` is
+            larger. By chance, a model that is only as good as the baseline has a positive advantage half of the time.
         collapsed_to: The prediction, in words, if the model predicts the same for every example; otherwise empty.
     """
 
@@ -121,7 +124,7 @@ class Baseline:
 
     @property
     def rule(self) -> Rule:
-        """The comparison as a rule: the model must be significantly better."""
+        """Outcome of the gate's rule that the model must be significantly better than the constant prediction."""
         alike = f"; the model predicts the same for every example: {self.collapsed_to}" if self.collapsed_to else ""
         if self.value is None:
             needs = BY_NAME[self.metric].needs
@@ -141,13 +144,15 @@ class Baseline:
 class SliceMetric:
     """The metric of a slice.
 
-    A slice contains all examples for which a property has the same value. The gate judges each slice.
+    A slice contains all examples for which a property has the same value or, if the property is a number, a value in
+    the same range. The slice of a label of multi-label data contains all examples, but only their predictions of this
+    label. The gate judges each slice.
 
     Attributes:
         by: Property that defines the slices, for example `class`.
-        name: Value of the property in this slice.
-        num_examples: Number of examples in the slice. For a slice that is a label, the number of examples
-            that have the label.
+        name: Value or range of the property in this slice.
+        num_examples: Number of examples in the slice. For a label of multi-label data, only the examples that have the
+            label are counted.
         metric: Metric that the gate compares.
         value: The model's metric on the slice.
         interval: Confidence interval of the metric, or None if there are too few examples. Each end is a one-sided
@@ -179,8 +184,8 @@ class Unseen:
         num_seen_by: Number of left-out examples that each model was trained on: the model and, if there is one, the
             champion.
         keys: Keys of the first left-out examples.
-        scalars: Metrics on the remaining examples, of the model and of the champion. Only in files of earlier versions,
-            whose `challenger` and `champion` contain the metrics on all examples.
+        scalars: Metrics of the model and of the champion on the remaining examples. Empty except in files of earlier
+            versions. In those files, the fields `challenger` and `champion` contain the metrics on all examples.
     """
 
     num_examples: int
@@ -191,10 +196,11 @@ class Unseen:
 
     @classmethod
     def find(cls, seen: np.ndarray, keys: Sequence[str]) -> Self:
-        """Describe a split without the examples that a model was trained on.
+        """Count the examples that one of the models was trained on, and the remaining examples.
 
         Args:
-            seen: bool[models, examples], whether the model was trained on the example; the challenger comes first.
+            seen: Whether each model was trained on each example: bool[models, examples]. The first row is the
+                challenger's.
             keys: Key of each example.
         """
         some = seen.any(axis=0)
@@ -208,7 +214,7 @@ class Unseen:
 
     @property
     def rule(self) -> Rule:
-        """Description of the left-out examples, as a rule that always passes."""
+        """Remark about the left-out examples in the gate's decision: a `Rule` that always passes."""
         who = ", ".join(
             f"{count:,} by the {who}" for who, count in zip(("model", "champion"), self.num_seen_by, strict=False)
         )
@@ -228,7 +234,8 @@ class Groups:
         num_groups: Number of groups.
         num_examples: Number of examples in these groups.
         metric: Metric that the gate compares by default, for example `accuracy`.
-        num_independent: Effective sample size: number of independent examples with the same standard error of `metric`.
+        num_independent: Effective sample size: number of independent examples that would give `metric` the same
+            standard error.
     """
 
     num_groups: int
@@ -238,7 +245,7 @@ class Groups:
 
     @property
     def rule(self) -> Rule:
-        """The effective number of examples, as a rule that always passes."""
+        """Remark about the effective number of examples in the gate's decision: a `Rule` that always passes."""
         said = f"{self.num_examples:,} examples of {self.num_groups:,} groups measure {self.metric} as precisely as "
         return Rule(True, self.metric, f"{said}{self.num_independent:,.0f} independent examples")
 
@@ -298,18 +305,18 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
         model: The model.
         class_names: Class names, in the order of the model's outputs; for a regression, the names of the targets.
         gate: Whether to promote the model, and why.
-        challenger: The model's metrics on the examples that the gate judges, both the metrics of `METRICS` and metrics
-            that only the report shows.
-        champion: The champion's metrics on the same examples, or None without a champion.
+        challenger: The model's metrics on the judged examples, that is, those that the gate uses: the metrics of
+            `METRICS`, and metrics that only the report shows.
+        champion: The champion's metrics on the judged examples, or None without a champion.
         registered_champion: The champion of the registry, or None if no registry was queried.
         baseline: Comparison of the model with the best constant prediction; None in older files.
         unseen: The split without the examples that one of the models was trained on, or None if neither model was
             trained on examples of the split.
-        intervals: 95% confidence intervals of the model's metrics, by name, on the examples that the gate judges. Empty
-            in older files. Metrics without a formula for the interval are left out.
-        differences: Differences from the champion, by metric, on the same examples. Empty without a champion.
-        slices: Slices of the same examples.
-        groups: Groups of the same examples, or None if the data set has no groups.
+        intervals: 95% confidence intervals of the model's metrics, by name, on the judged examples. Empty in older
+            files. Metrics without a formula for the interval are left out.
+        differences: Differences from the champion, by metric, on the judged examples. Empty without a champion.
+        slices: Slices of the judged examples.
+        groups: Groups of the judged examples, or None if the data set has no groups.
         test_set: Number and error rate of this decision on the test set, or None without a registry.
     """
 
@@ -336,9 +343,10 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
 
     @property
     def rest(self) -> Unseen | None:
-        """Description of the judged examples, if `challenger` has metrics on all examples; otherwise None.
+        """`unseen` if only its `scalars` are metrics on the judged examples; otherwise None.
 
-        Only in older files can `challenger` have metrics on examples that the gate did not judge.
+        This occurs only in older files, in which `challenger` has metrics on all examples, including examples that the
+        gate did not judge.
         """
         return self.unseen if self.unseen and self.unseen.scalars else None
 
@@ -359,7 +367,7 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
 
     @classmethod
     def parse(cls, raw: Any) -> Self:
-        """Parse the file like `JsonFile`, and check the types of all known metrics."""
+        """Convert parsed JSON as `JsonFile.parse` does, and also check the values of all known metrics."""
         evaluation = super().parse(raw)
         for role, figures in (("challenger", evaluation.challenger), ("champion", evaluation.champion or {})):
             for name, value in figures.items():

@@ -27,13 +27,13 @@ class FormatFacts:
         drop_interval: Bounds (low, high), each with 95% confidence, of how much lower `score` is than the score of the
             trained model, or None if unknown.
         agreement: Share of the compared examples for which the format predicts the same as the trained model.
-        num_compared: Number of compared examples: all, or a random sample if the format takes one example at a time.
-            For a sample, `score` is the trained model's score on all examples minus the drop on the sample. None in
-            older files, which compared all examples.
-        most_disagreeing: Upper bound, with 95% confidence, of the number of examples for which the predictions of the
+        num_compared: Number of compared examples. These are all examples, or a random sample if the format takes one
+            example at a time. With a sample, `score` is the trained model's score on all examples minus the drop that
+            was measured on the sample. None in older files, for which all examples were compared.
+        most_disagreeing: Upper bound, with 95% confidence, on the number of examples for which the predictions of the
             format and of the trained model differ.
-        max_difference: Largest difference between a probability or standardised number of the format and that of the
-            trained model.
+        max_difference: Largest absolute difference between an output of the format and the same output of the trained
+            model. Outputs are probabilities or, for a regression, standardised numbers.
         latency_ms: Time to predict one example, in milliseconds.
         examples_per_second: Throughput with batches; None in older files.
         latency_spread: Smallest and largest latency of the repeated measurements; None in older files, which measured
@@ -56,22 +56,24 @@ class FormatFacts:
 
     @property
     def latency(self) -> str:
-        """Time to predict one example in milliseconds.
-
-        It is formatted with the digits in which the repeated measurements agree.
-        """
+        """Time to predict one example, in milliseconds, rounded by `with_spread`."""
         return with_spread(self.latency_ms, self.latency_spread)
 
     @property
     def rate(self) -> str:
-        """Examples per second with batches, formatted like `latency`. In older files, it is `?`."""
+        """Examples per second with batches, rounded by `with_spread`, or `?` in older files, which lack the value."""
         return "?" if self.examples_per_second is None else with_spread(self.examples_per_second, self.rate_spread)
 
 
 def with_spread(value: float, spread: tuple[float, float] | None) -> str:
-    """Format a measurement with the digits in which its repetitions agree.
+    """Format a measurement with only as many digits as its precision justifies.
 
-    A single measurement gets two digits.
+    The value is rounded to the decimal place of the first digit of half the spread (the difference between the largest
+    and the smallest result), but to at most three significant digits. A single measurement is rounded to two digits.
+
+    Args:
+        value: The measurement.
+        spread: Smallest and largest result of the repeated measurements, or None for a single measurement.
 
     Example:
         >>> with_spread(21_274, (19_800, 22_600)), with_spread(0.674, (0.671, 0.679)), with_spread(109_214, None)
@@ -116,7 +118,7 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
         class_names: Class names, in the order of the model's outputs; for a regression, the names of the targets.
         task: Task of the model, a key of `interface.TASKS`.
         input: Input of the model.
-        signatures: Description of the input of each signature of the SavedModel, by name.
+        signatures: For each signature of the SavedModel, by name, a description of the signature's input.
         output: Output of the model.
         quantization: Description of the parts of the int8 format that are int8, or None without this format.
         dataset_fingerprint: Fingerprint of the data set on which the formats were compared.
@@ -171,7 +173,7 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
 
     @staticmethod
     def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert the content of a file of any version to fields. The oldest files describe only image classifiers."""
+        """Return the fields of `ExportInfo` from a file of any version. The oldest files describe image classifiers."""
         task = typed_values.read(raw.get("task", CLASSIFICATION), Annotated[str, tuple(TASKS)], "task")
         judged = min((name for name in raw if name.startswith(_TRAINED)), default="").removeprefix(_TRAINED)
         fields = typed_values.read(raw["input"], Mapping[str, Any], "input")

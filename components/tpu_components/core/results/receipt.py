@@ -78,8 +78,8 @@ class Prediction:
         step_ms: Time of a step, in milliseconds.
         low_ms: Lower end of the 90% interval of `step_ms`.
         high_ms: Upper end of the 90% interval of `step_ms`.
-        compiler_ms: The compiler's estimate of the time of a step, in milliseconds. `step_ms` is different if receipts
-            of earlier runs have changed the prediction.
+        compiler_ms: The compiler's estimate of the time of a step, in milliseconds. `step_ms` differs from
+            this estimate if the receipts of earlier runs were used to correct the prediction.
         mxu_utilization: Estimated share of the matrix units' peak that the step reaches while it computes.
         peak_bytes: Peak memory use of a device.
         seconds: Time of all epochs, including waiting for data.
@@ -130,7 +130,7 @@ class Receipt(JsonFile, name=RECEIPT_FILE, what="a receipt of a training run", s
         machine: Short name of the machine, such as `v5e-8`, if the run took place on the predicted machine; `cpu` for
             a run on CPUs; empty if unknown.
         device: JAX's name of the devices, such as `TPU v5 lite`, or empty if unknown.
-        devices: Number of JAX devices, or of replicas.
+        devices: Number of JAX devices that shared a batch (replicas).
         hosts: Number of hosts.
         steps: Number of measured steps. Steps that compile are left out, and so are steps that were lost because
             the process was killed.

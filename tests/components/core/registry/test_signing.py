@@ -195,11 +195,12 @@ def test_a_version_in_the_place_of_another_one_is_refused(registered, keys, tmp_
     first.symlink_to(second)
     shutil.copytree(root / "digits", root / "mnist", symlinks=True)
     for place, name in ((first, "digits@0001"), (root / "mnist" / "versions" / "0002", "mnist@0002")):
-        with pytest.raises(InputError, match=f"^Rejected {place}: expected {name}, but its .* name is digits@0002"):
+        expected = f"^Rejected {place}: expected the version {name}, but the files .* were signed as digits@0002, "
+        with pytest.raises(InputError, match=expected):
             verify_export(f"{place}/export", keys[1])
-        with pytest.raises(InputError, match=f"^Rejected {place}: expected {name}, but its .* name is digits@0002"):
+        with pytest.raises(InputError, match=expected):
             fetch_verified(f"{place}/export", keys[1], tmp_path / name)
-    with pytest.raises(InputError, match=r"0001: expected digits@0001, but its .* name is digits@0002"):
+    with pytest.raises(InputError, match=r"0001: expected the version digits@0001, but the .* signed as digits@0002, "):
         verify_version(first, keys[1])
 
 
@@ -314,7 +315,8 @@ def test_on_a_bucket_a_version_and_the_export_alone_are_verified(registered, key
     storage.upload(Path(keys[1]), "gs://bucket/signing.pub")
     assert verify_export("gs://bucket/all/0001/export", keys[1]) == "gs://bucket/all/0001"
     assert fetch_verified("gs://bucket/all/0001/export", keys[1], tmp_path).parent.joinpath("version.json").is_file()
-    with pytest.raises(InputError, match=r"all/0001: expected digits, but its signed name is digits@0001, "):
+    expected = r"all/0001: expected the version digits, but the files in this folder were signed as digits@0001, "
+    with pytest.raises(InputError, match=expected):
         verify_export("gs://bucket/all/0001/export", keys[1], "digits")
     with pytest.raises(InputError, match=r"^Cannot read 'gs://bucket/none'"):
         verify_export("gs://bucket/none/export", keys[1], "digits")
