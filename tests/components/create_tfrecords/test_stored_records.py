@@ -320,7 +320,8 @@ def test_files_without_a_split_or_without_records_and_mixed_compression_are_refu
     (tmp_path / "validation.tfrecord").unlink()
     (tmp_path / "train.tfrecord").unlink()
     (tmp_path / "test.tfrecord").unlink()
-    with pytest.raises(InputError, match=r"do not name a split, and records that are used in place cannot be divided"):
+    expected = r"do not define splits, and records that are used in place cannot be divided\. Received: "
+    with pytest.raises(InputError, match=expected):
         plan_dataset(params)
 
 

@@ -1,4 +1,4 @@
-"""Listing of images and labels in NumPy arrays, for all kinds of source that contain arrays."""
+"""Lists the images and labels in NumPy arrays, for all kinds of source that contain arrays."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -20,7 +20,14 @@ Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 def list_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
-    """List the images and labels of each split. The key `""` of `arrays` means that the source has no splits."""
+    """Return a `Listing` of the images and labels in arrays.
+
+    Args:
+        arrays: The images and labels of each split, as {split: (images, labels)}. The key `""` means that the source
+            has no splits.
+        version: Digest of the content of the arrays.
+        params: Parameters of the records.
+    """
     for images, labels in arrays.values():
         if labels.ndim > 2 and labels.size > len(images):
             raise InputError(

@@ -98,7 +98,7 @@ class Pieces(Sequence[bytes]):
         return bytes(self._content[begin : self._ends[place]])
 
     def at(self, places: np.ndarray) -> list[bytes]:
-        """Return the byte strings at the indices `places`, int[count]. Three times as fast as reading single ones."""
+        """Return the byte strings at the indices `places`, int[count]. This is three times as fast as one at a time."""
         places = np.asarray(places)
         content = memoryview(self._content)
         begins = np.where(places > 0, self._ends[places - 1], 0).tolist() if len(places) else []

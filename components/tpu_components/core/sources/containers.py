@@ -73,7 +73,7 @@ def split_pattern(location: Location) -> tuple[Location, str]:
 
 
 def stored_files(containers: Sequence[Container]) -> tuple[storage.StoredFile, ...]:
-    """Return the files as `StoredFile` objects, as `Listing.containers` needs them. Their names are their paths."""
+    """Return `StoredFile` objects for `Listing.containers`. Each file's path is used as its name."""
     return tuple(storage.StoredFile(path, num_bytes, version) for path, _, num_bytes, version in containers)
 
 
@@ -85,13 +85,13 @@ def version_of(containers: Sequence[Container]) -> str:
 def splits_of(containers: Sequence[Container], location: str, patterns: Mapping[str, str] = {}) -> list[str] | None:
     """Return the split of each file, from the name of a folder in its path or the first word of its file name.
 
-    A folder name may have the form `split=NAME`. If no folder and no first word names a split, any word in a file name
-    may name its split, as in `reviews_train.parquet`, provided that the training split and at least one other split
-    occur. Return None if the files have no splits.
+    A folder name may have the form `split=NAME`. If no folder and no first word names a split, all words of the file
+    names are searched, as in `reviews_train.parquet`. The splits that these words name are used only if they include
+    the training split and at least one other split. Return None if the files have no splits.
 
     Args:
         containers: The files.
-        location: Place of the source, for messages.
+        location: Path or URI of the source, for messages.
         patterns: Pattern of the file names of each split. If it is not empty, only the patterns decide.
 
     Raises:
@@ -113,8 +113,9 @@ def splits_of(containers: Sequence[Container], location: str, patterns: Mapping[
             return None
     if strange := [container.name for container, split in zip(containers, splits, strict=True) if not split]:
         raise InputError(
-            f"Some files in {location} do not belong to a split: {quoted(strange)}. Expected every file name or folder "
-            "to name a split (train, validation or test), or none. Rename or move these files."
+            f"Some files in {location} do not belong to a split: {quoted(strange)}. Either every file must name "
+            "a split (train, validation or test), in its file name or a folder name, or no file may name one. Rename "
+            "or move these files."
         )
     return [split for split in splits if split]
 
@@ -133,7 +134,7 @@ def _match(containers: Sequence[Container], location: str, patterns: Mapping[str
         belongs = f"matches the patterns of {' and '.join(splits)}" if splits else "matches no pattern"
         raise InputError(
             f"The file {name!r} in {location} {belongs}: expected every file in exactly one split. Correct "
-            "data.split_files, or use a source with fewer files."
+            "data.split_files, or leave this file out of the source."
         )
     return [split for (split,) in matching]
 

@@ -17,9 +17,10 @@ _RESERVED = {PADDING: "[PAD]", UNKNOWN: "[UNK]"}  # Longer than one character, s
 def list_corpus(location: str, params: WriteParams, labelled: bool) -> Listing:
     """List the passages of a text in UTF-8: training passages first, then validation, and test at the end.
 
-    The label of a passage is the number of characters to predict, which are the last characters of the passage. Every
-    character is predicted in exactly one passage. In the validation and test splits, every passage except the first
-    begins with at least `context_tokens` characters that the previous passage predicts.
+    The label of a passage is the number of characters to predict. These are the last characters of the passage. Every
+    character of the text is predicted in exactly one passage. In the validation and test splits, every passage except
+    the first begins with at least `context_tokens` characters of context. These characters are predicted in an earlier
+    passage.
 
     Raises:
         InputError: If the text is not UTF-8, a requested split gets no characters, or the training split has fewer than

@@ -50,8 +50,9 @@ class Table:
         location: Place of the file.
         version: Digest of the file's content.
         columns: Names of the columns. A column without a name has an empty name, and is not used.
-        each_row: Function that returns an iterator of each row's number and its cells, one for each column. A cell is a
-            text; for multi-label data, `label` may be a tuple of labels.
+        each_row: Function that returns an iterator over the rows. Each item is a pair: the number of the row, and the
+            list of the row's cells in the order of `columns`. A cell is a text, except that for multi-label data, the
+            cell of `label` may be a tuple of labels.
         row_names: Name of each row in messages, for example `task 17`, by row number. None means that rows are named
             `line NUMBER`.
         has_decimal_commas: Whether numbers may have a decimal comma.
@@ -81,7 +82,7 @@ class Table:
         return f"{kind}/{name.zfill(8) if name.isdecimal() else name}"
 
     def named(self, params: WriteParams, labelled: bool) -> "Table":
-        """Return the table with the columns renamed to this project's names.
+        """Return the table with the columns renamed to the standard names, such as `label`.
 
         Raises:
             InputError: If `params.columns` names a column that the table does not have.
@@ -113,13 +114,13 @@ class _Rows:
 
     @property
     def kept(self) -> dict[str, str]:
-        """Columns to store with predictions, as {name in the listing: name in `cells`}."""
+        """Columns to store with predictions, as {name in the listing: key of the column in `self.cells`}."""
         renamed = {column: name for name, column in self.params.columns.items()}
         kept = {name: renamed.get(name, name) for name in self.params.slice_columns}
         return kept if self.labelled or "id" not in self.cells else {"id": "id", **kept}
 
     def names(self, column: str) -> Names:
-        """Return a column of texts."""
+        """Return a column of `self.cells` that contains texts, as `Names`."""
         cells = self.cells[column]
         assert isinstance(cells, Names)
         return cells
@@ -128,9 +129,9 @@ class _Rows:
         """Parse columns of numbers, float32[count, len(names)].
 
         Args:
-            names: Names of the columns.
+            names: Keys of the columns in `self.cells`.
             shown: Names of the columns in the file, for messages.
-            rule: Argument `what` of `parse_numbers`.
+            rule: `WEIGHTS` for a column of weights, or nothing for targets; see `what` of `parse_numbers`.
         """
         columns: list[Sequence[str]] = list(map(self.names, names))
         if self.table.has_decimal_commas:
@@ -500,8 +501,8 @@ def _check_different(paths: Names, location: str) -> None:
     """
     if repeated := find_repeated(paths):
         raise InputError(
-            f"Duplicate paths in {location}: {quoted(repeated)}. Expected every image once, because the same image in "
-            "two splits would distort the evaluation. Remove the repeated lines."
+            f"Duplicate paths in {location}: {quoted(repeated)}. Each image must be listed only once, because the "
+            "same image in two splits would distort the evaluation. Remove the repeated lines."
         )
 
 

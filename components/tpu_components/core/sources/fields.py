@@ -1,4 +1,4 @@
-"""Reading of labels, splits and IDs from the fields of examples: columns of a table, or features of a record."""
+"""Reads labels, splits and IDs from the fields of examples: columns of a table, or features of a record."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -43,8 +43,8 @@ class Chosen:
 
     Attributes:
         params: Parameters of the records.
-        labelled: Whether labels, splits and weights are used. If false, only the image or text is used, and the fields
-            that are copied to the output next to each prediction.
+        labelled: Whether labels, splits and weights are used. If false, only these fields are used: the image or text,
+            and the fields that are copied to the output next to each prediction.
         content: `image` or `text`.
         names: Name of the field for each role that the source has: `image` or `text`, `label`, `split`, `id` and
             `weight`.
@@ -93,8 +93,8 @@ def choose_fields(fields: Sequence[str], params: WriteParams, location: str, lab
     """
     if len(set(fields)) < len(fields):
         raise InputError(
-            f"Repeated fields in {location}: {quoted(list(fields))}. Expected each name once. Rename the repeated "
-            "fields."
+            f"Some fields in {location} have the same name. Received: {quoted(list(fields))}. Rename the fields so "
+            "that each name is unique."
         )
     params = params if labelled else params.without_columns_beyond(fields)
     if strange := sorted(set(params.columns.values()) - set(fields)):

@@ -68,8 +68,9 @@ def list_keras(location: str, params: WriteParams, labelled: bool) -> Listing:
             word_index = module.get_word_index() if location == "imdb" else {}
     except Exception as error:  # The downloader raises a plain Exception.
         raise InputError(
-            f"Could not download {params.source!r}: {error}. In ~/.keras/datasets, Keras accepts only the file that "
-            "it downloads. If you have another copy of the data, use npz:FILE, idx:DIR, images:DIR or text:DIR."
+            f"Could not download {params.source!r}: {error}. Keras uses a file in ~/.keras/datasets only if the file "
+            "is identical to the one that Keras downloads. If you have another copy of the data, use npz:FILE, "
+            "idx:DIR, images:DIR or text:DIR."
         ) from error
     if location == "imdb":
         return _from_word_ids({TRAIN: train, TEST: test}, word_index, params)

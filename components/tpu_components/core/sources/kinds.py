@@ -91,7 +91,7 @@ def _kinds_hint(text: str) -> str:
 
 
 def find_location(ref: SourceRef) -> Location:
-    """Return the path or URI of a source's data, or an empty location for a library's data set."""
+    """Return the path or URI of a source's data, or an empty location for a data set from a library."""
     source = find_source(ref)
     if source is parquet.HUB:
         return parquet.HubDataSet.parse(ref.place).folder
@@ -99,7 +99,7 @@ def find_location(ref: SourceRef) -> Location:
 
 
 def location_of(source: SourceRef) -> Location:
-    """Return the path or URI of a source's data, or an empty location for a library's data set.
+    """Return the path or URI of a source's data, or an empty location for a data set from a library.
 
     Unlike `find_location`, this function also accepts the kind `records:` of predict_batch.
 
@@ -203,8 +203,8 @@ def _check_labels(listing: Listing, source: Source, params: WriteParams) -> None
 def source_version(params: WriteParams, listing: Listing | None = None) -> str:
     """Return a digest of the current names, sizes and versions of a source's files.
 
-    For a library's data set, return `params.source`. On gs://, a file's version is its checksum, so writing the same
-    data again does not change the digest.
+    For a data set from a library, such as `keras:mnist`, return `params.source`. On gs://, a file's version is its
+    checksum, so writing the same data again does not change the digest.
 
     Args:
         params: Source, and how to read it.

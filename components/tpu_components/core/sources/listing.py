@@ -131,7 +131,7 @@ class Listing:
     def example_kind(self) -> str:
         """Kind of example: `image`, `text` or `corpus`.
 
-        Digests use `kind`, which is `image` for a corpus.
+        For a corpus, the attribute `kind` is `image` instead. It is part of the data's digests, so it stays unchanged.
         """
         return CORPUS if self.corpus is not None else self.kind
 
@@ -248,7 +248,10 @@ class Listing:
             )
 
     def content_digest(self) -> str:
-        """Return the SHA-256 of the content. Every file is read, at about 30,000 small files per second."""
+        """Return the SHA-256 of the examples: their content, keys, labels, splits and groups.
+
+        Every file is read, at about 30,000 small files per second.
+        """
         digest = hashlib.sha256(repr((self.kind, self.version, self.class_names, self.groups)).encode())
         for path in self.spans.paths if self.spans else ():
             with storage.open_file(path) as file:

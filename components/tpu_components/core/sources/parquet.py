@@ -371,8 +371,8 @@ def _name_labels(
     if class_names and not any({*map(class_name, names)} & {*class_names} for names in known):
         if odd := next((file for file, names in zip(files, lists, strict=True) if names != lists[0]), None):
             raise InputError(
-                f"{odd.path} and {files[0].path} do not give the class indices in {name!r} the same names, so numbers "
-                f"in data.class_names are ambiguous. List class names there instead, such as {quoted(known[0])}."
+                f"{odd.path} and {files[0].path} have different names for the class indices in {name!r}, so numbers in "
+                f"data.class_names are ambiguous. List names such as {quoted(known[0])} in data.class_names instead."
             )
         for read in by_file:
             read.values[name] = [None if value == _WITHHELD else value for value in read.values[name]]

@@ -1,6 +1,6 @@
 """The handwritten digits that scikit-learn bundles, read from a copy in this package.
 
-Importing scikit-learn instead would take half as long as a whole cached run.
+Importing scikit-learn instead would take half as long as an entire run in which every step is cached.
 
 Source: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998,
 https://doi.org/10.24432/C50P49, CC BY 4.0. The file is the one that scikit-learn's `load_digits` reads.

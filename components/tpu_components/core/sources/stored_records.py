@@ -72,8 +72,8 @@ def read_stored_targets(
             received = f"{str(row[:5])[:60]}{' …' if len(row) > 5 else ''}, {len(row):,} in all"
             raise InputError(
                 f"Training cannot read the label of {key} as it is stored: expected {wanted} in {name!r}, received "
-                f"{received}. Name another feature (data.columns={{label: …}}) or task. Or set data.rewrite to true, "
-                "so that create_tfrecords writes new records."
+                f"{received}. Name another feature (data.columns={{label: …}}), set another data.task, or set "
+                "data.rewrite to true, so that create_tfrecords writes new records."
             )
     lacking = {i: without_label(None) for i, row in enumerate(rows) if not row}
     if kind is float:

@@ -145,9 +145,9 @@ def find_joined(cells: Iterable[str]) -> str | None:
     """Return a cell that seems to contain several labels without `|` between them, or None if no cell does.
 
     A comma or semicolon always counts as a separator, and brackets around a cell always enclose a list. A space, slash,
-    `&` or `+` can be part of a name, as in `polar bear`. It counts as a separator only if splitting the cells at it
-    gives fewer different parts than there are different cells, or if every part of a split cell also occurs in another
-    cell.
+    `&` or `+` can be part of a name, as in `polar bear`. To decide, all different cells are split at this character. It
+    counts as a separator only if there are fewer different parts than different cells, or if every part of every split
+    cell also occurs in another cell.
 
     Example:
         >>> find_joined(["cat dog", "dog", "cat"]), find_joined(["polar bear", "black cat", "cat"])
@@ -192,7 +192,8 @@ def parse_numbers(
 ) -> Targets:
     """Read columns of numbers, or of texts with numbers, as float32[num_examples, num_targets].
 
-    A number is missing if it is None, NaN, or a text in `MISSING`.
+    A number is missing if it is None, NaN, or a text in `MISSING`. `what` says what the numbers are, `TARGETS` or
+    `WEIGHTS`; see `read_numbers`.
 
     Raises:
         InputError: If a cell does not contain a number, or `read_numbers` rejects a number.
@@ -260,7 +261,10 @@ def check_variation(values: np.ndarray, names: Sequence[str]) -> None:
 
 
 def describe_targets(values: np.ndarray) -> tuple[TargetStatistics, ...]:
-    """Return the statistics of every column of float32[num_examples, num_targets]."""
+    """Return the mean, standard deviation, minimum and maximum of every column of `values`.
+
+    `values` is float32[num_examples, num_targets].
+    """
     values = values.astype(np.float64)
     columns = (values.mean(0), values.std(0), values.min(0), values.max(0))
     return tuple(TargetStatistics(*row) for row in zip(*(column.tolist() for column in columns), strict=True))

@@ -29,8 +29,8 @@ class Selection:
         keys: Keys of the examples.
         contents: Contents of the examples: each is bytes, an element of an array, or a `Span` of a larger file. None if
             each key is the path of a file below `root`.
-        values: Value of each example that is stored with its content: the label or, for predictions, the columns to
-            copy.
+        values: For each example, the value that is stored with its content: the label or, for predictions, the columns
+            to copy.
         hashes: Results of `identify` for the contents, uint64[count], if the source has computed them; otherwise None.
         weights: Weights of the examples, float32[count], or None without weights.
     """
@@ -48,8 +48,9 @@ class Selection:
         Several contents are read at a time if they are in a bucket.
 
         Args:
-            convert: Function of key and content whose result is yielded instead of the content. If it raises
-                InputError or UnreadableError, this error is yielded.
+            convert: Function that is called with the key and the content of each example. The function's result is
+                yielded instead of the content. If the function raises InputError or UnreadableError, the error is
+                yielded.
         """
 
         def read(key: str, content: Any) -> Any:

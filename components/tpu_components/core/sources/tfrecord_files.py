@@ -167,16 +167,16 @@ def _stored_records(
     """
     if splits is None:
         raise InputError(
-            f"The files in {location} do not name a split, and records that are used in place cannot be divided: "
-            f"{quoted([file.name for file in files])}. Name the files of each split, as in data.split_files="
-            '{"train": "train*", "test": "test*"}, or {"test": "*"} to only evaluate. Or set data.rewrite to true.'
+            f"The file names in {location} do not define splits, and records that are used in place cannot be divided. "
+            f"Received: {quoted([file.name for file in files])}. Name the files of each split, as in data.split_files="
+            '{"train": "train*", "test": "test*"}. To only evaluate, use {"test": "*"}. Or set data.rewrite to true.'
         )
     if empty := [file.name for file, count in zip(files, counts, strict=True) if not count]:
         raise InputError(f"Files without records in {location}: {quoted(empty)}. Remove them, or name other files.")
     if len(set(are_compressed)) > 1:
         raise InputError(
-            f"Some files in {location} are compressed with GZIP and others are not. Training reads only one of these "
-            f"kinds. {REWRITE}"
+            f"Some files in {location} are compressed with GZIP and others are not. Training requires that all files "
+            f"are compressed, or none. {REWRITE}"
         )
     feature_of = {IMAGE: chosen.names[IMAGE], LABEL_FEATURE: chosen.targets[0]}
     if WEIGHT_FEATURE in chosen.names:

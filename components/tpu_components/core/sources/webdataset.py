@@ -106,7 +106,7 @@ def list_webdataset(location: Location, params: WriteParams, labelled: bool) -> 
     if len(set(keys)) < len(keys):
         twice = [key for key, count in Counter(keys).items() if count > 1]
         raise InputError(
-            f"Repeated names in an archive: {quoted(twice)}. Expected each name once. Create the archive again."
+            f"Repeated names in an archive: {quoted(twice)}. Each name must occur only once. Create the archive again."
         )
     targets = Targets(*without_labels(len(keys)), {})
     reasons: list[Mapping[int, str]] = [_find_broken(examples)]
@@ -202,8 +202,8 @@ def _splits_inside(examples: Sequence[_Example], has_label_files: bool, location
         return None
     if strange := [example.name for example, split in zip(examples, splits, strict=True) if not split]:
         raise InputError(
-            f"Some images in {location} are not in a split folder: {quoted(strange)}. Expected all images in folders "
-            "such as train/ and test/, or none. Move these images, and create the archive again."
+            f"Some images in {location} are not in a split folder: {quoted(strange)}. Expected either all "
+            "images or no image in folders such as train/ and test/. Move these images, and create the archive again."
         )
     return np.array(splits)
 
@@ -320,7 +320,7 @@ class _Files:
         self._links: dict[str, str] = {}
 
     def add(self, member: tarfile.TarInfo) -> None:
-        """Add a file or a link.
+        """Record the name and the place of a file or a link in the archive, for `find`.
 
         Raises:
             tarfile.ReadError: If the archive ends in the middle of the file, or the file is sparse.
@@ -371,7 +371,7 @@ class _Group:
         self._fields: tuple[str, ...] = ()
 
     def add(self, member: tarfile.TarInfo, suffix: str, files: _Files) -> None:
-        """Add a file. Files that are neither images nor labels are ignored."""
+        """Add a file of the archive to this group. Files that are neither images nor labels are ignored."""
         name = member.name.removeprefix("./")
         if has_image_suffix(name):
             self._images.append(name)
@@ -403,7 +403,7 @@ class _Group:
 
     @property
     def stray(self) -> list[str]:
-        """Names of the label files, if there is no image next to them."""
+        """Names of the group's label files if the group has no image; otherwise empty."""
         return [] if self._images else self._label_files
 
     def examples(self, files: _Files) -> Iterator[_Example]:

@@ -107,8 +107,8 @@ class _Folder:
     def find(self, name: str) -> list[str]:
         """Return the file with exactly this name or, if it does not exist, the files with similar names.
 
-        These are the files whose names differ only in case. If there are none, and the name has no image extension,
-        they are the images whose names without extension equal the name, apart from case.
+        Two names are similar if they differ only in case. If no name is similar, and `name` has no image extension, the
+        extensions of images are ignored as well: the name `a` finds the images `A.png` and `a.jpg`.
         """
         if name in self._names:
             return [name]

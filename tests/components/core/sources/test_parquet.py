@@ -118,7 +118,7 @@ def test_the_class_indices_of_a_file_have_the_names_of_this_file(tmp_path):
         (
             ["b", "a"],
             ("0", "1"),
-            r"0.parquet do not give the class indices in 'label' the same names, so numbers in data.class_names",
+            r"0.parquet have different names for the class indices in 'label', so numbers in data.class_names",
         ),
     ],
 )
