@@ -70,20 +70,21 @@ def create_tfrecords(
             targets, `target_0`, `target_1` and so on.
         validation_fraction: Share of the examples to hold out for validation, if the source has no validation split.
         test_fraction: Share of the examples to hold out for testing, if the source has no test split.
-        stratify: Put every class in every split. If a split has no example of a class, the example of this class with
-            the nearest hash moves there from another split. When you add data, examples of these small classes may move
-            again, but all other examples keep their splits. Applies only to classification, and has no effect with
-            `group_column`.
+        stratify: Put every class in every split. If a split has no example of a class, one example of this class moves
+            there from another split: the one whose hash is nearest to that split's range of hashes. When you add data,
+            examples of these small classes may move again, but all other examples keep their splits. Applies only to
+            classification, and has no effect with `group_column`.
         group_column: A CSV column or a data field of Label Studio. Examples with the same value form a group, and stay
             in one split. If there are few groups, they are assigned so that the sizes of the splits are as close as
             possible to the fractions.
         slice_columns: CSV columns or data fields of Label Studio that define slices, for example `site`. With
             `gate.slices`, the gate judges the examples of each value separately. Models do not get these columns.
-        columns: Your names of CSV or Parquet columns, TFRecord features, or JSON fields of WebDataset and Label Studio,
-            if they differ from `path` (for tables of image files), `image`, `text`, `label`, `split` and `id`, for
-            example {"path": "filename"}. Common names such as `review` and `sentiment` are detected. An entry such as
-            {"weight": "confidence"} multiplies the training loss of each example by its value in the column
-            `confidence`. Metrics are not weighted.
+        columns: The names in your data, if they differ from the standard names `path` (for tables of image files),
+            `image`, `text`, `label`, `split` and `id`. For example, {"path": "filename"} means that the column
+            `filename` contains the paths. Applies to columns of CSV and Parquet files, features of TFRecord files, and
+            JSON fields of WebDataset and Label Studio. Common names such as `review` and `sentiment` are detected. An
+            entry such as {"weight": "confidence"} multiplies the training loss of each example by its value in the
+            column `confidence`. Metrics are not weighted.
         split_files: Pattern of the file names of each split, such as {"train": "mnist-train*", "test": "mnist-test*"},
             if the file names do not begin with the name of the split. Only for TFRecord, Parquet and WebDataset files.
         rewrite: Write the examples as new records. If false, the records of a tfrecords: source are checked and used in
@@ -194,7 +195,7 @@ def list_source(
     engine_tasks: int = 8,
     beam_options: Dict[str, str] = {},
 ) -> str:
-    """List the source of create_tfrecords, with the same inputs. Return a digest of its current content.
+    """List the source of create_tfrecords, with the same inputs. Return a digest of the source's current content.
 
     This step always runs, because a platform's cache identifies data only by their path. The digest is an input of the
     next step, so that the cache detects changed data.
@@ -211,20 +212,21 @@ def list_source(
             targets, `target_0`, `target_1` and so on.
         validation_fraction: Share of the examples to hold out for validation, if the source has no validation split.
         test_fraction: Share of the examples to hold out for testing, if the source has no test split.
-        stratify: Put every class in every split. If a split has no example of a class, the example of this class with
-            the nearest hash moves there from another split. When you add data, examples of these small classes may move
-            again, but all other examples keep their splits. Applies only to classification, and has no effect with
-            `group_column`.
+        stratify: Put every class in every split. If a split has no example of a class, one example of this class moves
+            there from another split: the one whose hash is nearest to that split's range of hashes. When you add data,
+            examples of these small classes may move again, but all other examples keep their splits. Applies only to
+            classification, and has no effect with `group_column`.
         group_column: A CSV column or a data field of Label Studio. Examples with the same value form a group, and stay
             in one split. If there are few groups, they are assigned so that the sizes of the splits are as close as
             possible to the fractions.
         slice_columns: CSV columns or data fields of Label Studio that define slices, for example `site`. With
             `gate.slices`, the gate judges the examples of each value separately. Models do not get these columns.
-        columns: Your names of CSV or Parquet columns, TFRecord features, or JSON fields of WebDataset and Label Studio,
-            if they differ from `path` (for tables of image files), `image`, `text`, `label`, `split` and `id`, for
-            example {"path": "filename"}. Common names such as `review` and `sentiment` are detected. An entry such as
-            {"weight": "confidence"} multiplies the training loss of each example by its value in the column
-            `confidence`. Metrics are not weighted.
+        columns: The names in your data, if they differ from the standard names `path` (for tables of image files),
+            `image`, `text`, `label`, `split` and `id`. For example, {"path": "filename"} means that the column
+            `filename` contains the paths. Applies to columns of CSV and Parquet files, features of TFRecord files, and
+            JSON fields of WebDataset and Label Studio. Common names such as `review` and `sentiment` are detected. An
+            entry such as {"weight": "confidence"} multiplies the training loss of each example by its value in the
+            column `confidence`. Metrics are not weighted.
         split_files: Pattern of the file names of each split, such as {"train": "mnist-train*", "test": "mnist-test*"},
             if the file names do not begin with the name of the split. Only for TFRecord, Parquet and WebDataset files.
         rewrite: Write the examples as new records. If false, the records of a tfrecords: source are checked and used in

@@ -1,9 +1,10 @@
-"""Adds example IDs of scheme 2 to files that an earlier version wrote (`examples.npy` and `trained_on.npy`).
+"""Adds current example IDs to files that an earlier version wrote (`examples.npy` and `trained_on.npy`).
 
-Usage: `python -m tpu_components.create_tfrecords.convert_ids RECORDS FILES`. The files contain only IDs of scheme 1,
-which depend on the settings of the records. RECORDS is a folder with records of the same data, which this version has
-written with the original settings. These records contain the IDs of both schemes. The module `example_ids` describes
-the schemes.
+Usage: `python -m tpu_components.create_tfrecords.convert_ids RECORDS FILES`
+
+FILES contain only IDs of the old kind (scheme 1), which depend on the settings of the records. The command adds the IDs
+of the current kind (scheme 2). The module `example_ids` describes both schemes. RECORDS is a folder with records that
+contain the IDs of both schemes. To get these records, write the same data with this version and the original settings.
 """
 
 import dataclasses

@@ -208,10 +208,11 @@ class Copies:
 
         Of each set of copies, only those in one split are kept: those in the test split if there are any, otherwise
         those in the validation split if there are any, otherwise those in the training split. The other copies are left
-        out (LEFT_OUT). No example moves to another split. Apart from the two rules of `assign_splits` for small classes
-        and groups, an example is in the test split only if the hash of its key says so. Therefore, a test example does
-        not become a training example when examples are added or more copies are found. If the source defines splits,
-        only examples of the source's training split are considered.
+        out (LEFT_OUT). If the source defines splits, only examples of the source's training split are considered.
+
+        No example moves to another split. So a test example does not become a training example when examples are added
+        or more copies are found: only the hash of an example's key decides whether the example is in the test split,
+        apart from the two rules of `assign_splits` for small classes and groups.
 
         Returns:
             int8[num_examples], like `splits`.

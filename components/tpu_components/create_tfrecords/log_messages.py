@@ -108,7 +108,8 @@ def say_content(manifest: Manifest) -> None:
 def say_shares(plan: DatasetPlan, manifest: Manifest) -> None:
     """Log the shares of the examples that are in the test and validation splits, and the requested shares.
 
-    For a classification, also log the smallest and the largest share of a class.
+    For a classification, also log which share of a class's examples is in each of these splits: the smallest and the
+    largest share over all classes.
     """
     own = plan.listing.splits
     params = plan.params

@@ -31,13 +31,13 @@ from tpu_components.create_tfrecords.splitting import LEFT_OUT, require_examples
 
 
 def regroup(plan: DatasetPlan, before: "Merger", bytes_each: int, staged: Path) -> "Merger":
-    """Write existing records again, in the splits and order of another plan. Return the merger of the new records.
+    """Write existing records again, in the splits and order of another plan. Return the new records' `Merger`.
 
     The records are copied and not encoded again, because a record does not contain its split.
 
     Args:
         plan: The new plan.
-        before: Merger of the existing records.
+        before: `Merger` that wrote the existing records.
         bytes_each: Estimated size of a record, in bytes.
         staged: Folder to write to.
     """
@@ -149,7 +149,7 @@ class Merger:
         return dict(zip(COUNTS[self._plan.listing.kind], totals, strict=True))
 
     def by_split(self, column: str) -> dict[str, np.ndarray]:
-        """Return a column of the metadata by split name, in storage order, or {} if the examples lack the column.
+        """Return a column of the metadata as {split name: values in storage order}, or {} without this column.
 
         Args:
             column: `examples` (indices into the listing), or a name in `METADATA`. Texts, for example, lack

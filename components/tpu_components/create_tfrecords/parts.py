@@ -110,7 +110,10 @@ def plan_shards(
 
 
 def count_per_task(bytes_each: int) -> int:
-    """Return the largest number of examples in a task if each example has `bytes_each` bytes."""
+    """Return the largest number of examples in a task if each example has `bytes_each` bytes.
+
+    A task has at least one example, and is limited to `TASK_EXAMPLES` examples and `_TASK_BYTES` bytes.
+    """
     return min(max(_TASK_BYTES // bytes_each, 1), TASK_EXAMPLES)
 
 
@@ -228,7 +231,7 @@ class _Seen:
         self._figures: list[np.ndarray] = []
 
     def add(self, stored: EncodedExample) -> None:
-        """Add an example."""
+        """Collect the perceptual hash and the measurements of an example."""
         self._waiting.append((stored.picture, stored.figures))
         if len(self._waiting) == LOOKED_AT_ONCE:
             self._look()

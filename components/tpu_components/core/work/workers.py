@@ -16,7 +16,9 @@ from tpu_components.core.files.location import Location
 
 @contextlib.contextmanager
 def in_processes(function: Callable[..., Any], calls: Iterable[tuple[Any, ...]], num_workers: int) -> Iterator[Any]:
-    """Call a function in worker processes. Yield an iterator over the results, in the order of the calls.
+    """Call a function in worker processes, for the duration of a `with` block.
+
+    In `with in_processes(…) as results`, `results` is an iterator over the results in the order of the calls.
 
     Args:
         function: Function to call.

@@ -1,1 +1,1 @@
-"""Writes records with several commands or with Apache Beam. One machine alone would write the same files."""
+"""Writes records with several commands or with Apache Beam. The files are the same as from a single command."""

@@ -1,7 +1,7 @@
 """Writes records with an Apache Beam pipeline on any runner. Each worker encodes ranges of the examples as parts.
 
-A part is a file of encoded examples. The process of the step lists the source, merges the parts into records, and
-shares this folder with the workers:
+A part is a file of encoded examples. The workers only write parts. The step's own process lists the source and merges
+the parts into records. This process and the workers share a folder:
 
 TEMP/JOB   tasks and finished parts (see `resume_state`); TEMP is the option `temp_location`
 """

@@ -118,8 +118,8 @@ def write_parts(params: WriteParams, plan_dir: str, directory: str, number: int)
     Args:
         params: Parameters that `plan_parts` was called with.
         plan_dir: Folder that `plan_parts` wrote.
-        directory: Folder to write the parts to. Ranges can share a folder in a bucket, but each range needs a local
-            folder of its own.
+        directory: Folder to write the parts to. All ranges can share one folder in a bucket. With local folders, each
+            range needs a different folder.
         number: Number of the range, from 0 to `num_ranges - 1`.
 
     Raises:

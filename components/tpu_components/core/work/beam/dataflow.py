@@ -39,8 +39,8 @@ class DataflowJob:
     Beam's client submits, polls and cancels the job, and retries transient errors. The client's `wait_until_finish` is
     not used: while a job is being cancelled, it gives up after 50 s with an AssertionError, and it reports only one of
     several errors (version 2.77, dataflow_runner.py: poll_for_job_completion). The client cannot find a job by its name
-    before the job runs (apiclient.py: job_id_for_name). If the first job is not running yet, a second job is submitted,
-    and the service rejects it with an error that contains the ID of the first job.
+    before the job runs (apiclient.py: job_id_for_name). Therefore, a new job is always submitted. If a job with this
+    name is already active, the service rejects the new job with an error that contains the ID of the active job.
 
     Args:
         pipeline: Beam's pipeline.

@@ -1,6 +1,6 @@
-"""Calls of a function on Beam's workers, one for each task.
+"""Calls a function on Beam's workers, once for each task.
 
-If a step is restarted while its job on Dataflow is running, it follows the running job.
+If a step is restarted while its job on Dataflow is running, the step follows the running job.
 """
 
 from collections.abc import Callable, Mapping, Sequence
