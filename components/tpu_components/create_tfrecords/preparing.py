@@ -1,6 +1,7 @@
 """Prepares a data set before anything is written.
 
-Preparing reads the words of texts, chooses an encoder, and makes the tasks.
+To prepare a data set, this module reads all texts to count their words, chooses the encoder that turns an example into
+a record, and divides the examples into tasks for worker processes.
 """
 
 import dataclasses
@@ -49,11 +50,11 @@ def count_workers(params: WriteParams) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
-    """Word statistics of the texts of a plan.
+    """Word statistics of a text data set.
 
     Attributes:
-        words: Hash of each text's words, uint64[num_examples]. The texts are split by the tokenization `words`. Texts
-            with the same words in the same order have the same hash.
+        words: Hash of each text's words, uint64[num_examples]. Texts with the same words in the same order have the
+            same hash. To find the words, the tokenization `words` is used, whatever the tokenization of the data set.
         counts: Number of occurrences of each token in the training split, with the tokenization of the data set.
     """
 
@@ -62,7 +63,10 @@ class Survey:
 
 
 def list_common(counts: Counter[bytes]) -> dict[str, int]:
-    """Return the counts of the `_MOST_COMMON` most frequent words. The key `""` has the total of all others."""
+    """Return the counts of the `_MOST_COMMON` most frequent words, by word.
+
+    The value for the key `""` is the sum of the counts of all other words.
+    """
     ranked = heapq.nsmallest(_MOST_COMMON, counts.items(), key=lambda item: (-item[1], item[0]))
     common = {word.decode(): count for word, count in ranked}
     return {**common, "": counts.total() - sum(common.values())}
@@ -74,7 +78,7 @@ def survey_texts(plan: DatasetPlan) -> tuple[DatasetPlan, Survey]:
     The vocabulary is made from these words.
 
     Returns:
-        The plan without the copies that `divide_by_words` leaves out, and the survey.
+        The plan without the duplicate texts that `divide_by_words` leaves out, and the word statistics.
     """
     planned = np.concatenate(list(plan.order.values()))
     splits = plan.splits
@@ -89,9 +93,14 @@ def survey_texts(plan: DatasetPlan) -> tuple[DatasetPlan, Survey]:
 
 
 def divide_by_words(plan: DatasetPlan, words: np.ndarray) -> DatasetPlan:
-    """Leave out texts so that texts with the same words are in only one split. Return the resulting plan.
+    """Leave out duplicate texts so that no two splits contain texts with the same words. Return the resulting plan.
 
-    Without `join_copies`, return the plan unchanged. See `Copies.without_leaks`.
+    If the parameter `join_copies` is false, return the plan unchanged. `Copies.without_leaks` decides which texts are
+    left out.
+
+    Args:
+        plan: Examples of each split.
+        words: Hash of each text's words; see `Survey.words`.
     """
     if not plan.params.join_copies:
         return plan
@@ -174,7 +183,10 @@ class Prepared:
         return 1 if self.plan.listing.corpus is not None else -(-self.plan.num_examples // self._most_per_task)
 
     def cut(self, num_workers: int) -> list[WorkerTask]:
-        """Divide the data set into tasks, several for each worker. Return the tasks in storage order."""
+        """Divide the examples into tasks, several for each worker.
+
+        Return the tasks in the order in which their records are stored.
+        """
         task_examples = share_out(
             self.plan.num_examples, self._most_per_task, min(num_workers, self._num_useful_workers)
         )
@@ -183,7 +195,9 @@ class Prepared:
         return list(cut_into_tasks(self.plan.order, self.bytes_each, self.plan.params.target_shard_mib, task_examples))
 
     def write(self, tasks: Sequence[WorkerTask], folder: Path) -> Written:
-        """Encode the tasks in processes of this machine. Yield each task with its part, in order.
+        """Encode the examples of each task in worker processes on this machine.
+
+        Yield each task with the records that were encoded for it, in the order of `tasks`.
 
         Args:
             tasks: All tasks that `cut` returned, or some of them.

@@ -16,9 +16,10 @@ from tpu_components.create_tfrecords.writer import write_files
 
 
 def sample_of(plan: DatasetPlan, count: int) -> np.ndarray:
-    """Return the listing indices of the first `count` training examples, int[…].
+    """Return indices of the first `count` training examples in the listing of the source, int[…].
 
-    For a regression, the training examples with the smallest and the largest value of each target are added.
+    For a regression, the result also contains the training examples with the smallest and the largest value of each
+    target.
     """
     training = plan.order[TRAIN]
     if plan.params.task != REGRESSION:

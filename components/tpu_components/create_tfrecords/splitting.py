@@ -45,9 +45,9 @@ def assign_splits(
     split would have at most m - 1 of them, however large the class is.
 
     1. With `stratify`, a split that has no example of a class borrows one: the example of this class whose position is
-       nearest. At least one example of the class stays in the training split. The borrowed example goes back when the
-       class grows. At the default fraction, the probability that the test split borrows from a class of 20 examples is
-       1%.
+       nearest to the split's range of positions. At least one example of the class stays in the training split. The
+       borrowed example goes back when the class grows. At the default fraction, the probability that the test split
+       borrows from a class of 20 examples is 1%.
     2. With `groups`, all examples of a group have one position. With few groups, the share of a split may differ from
        its fraction by more than a quarter. In that case, whole groups are moved until the share is as near as possible.
 
@@ -256,7 +256,7 @@ def _numbered(keys: Sequence[str], labels: np.ndarray, repeated: Container[str])
 def storage_order(keys: Sequence[str], seed: int) -> np.ndarray:
     """Return the indices of `keys` in the order of their hashes, int[num_examples].
 
-    In this order, every shard is a random sample.
+    Each shard contains consecutive examples in this order, so it is a random sample of its split.
 
     The hashes are divided into ranges that are sorted one after the other to save memory, because NumPy needs 8 bytes
     for each element that it sorts at once.

@@ -1,4 +1,4 @@
-"""Warns if most words of a held-out split are unknown, because a model cannot predict texts of unknown words well."""
+"""Warns if at least half of the words in a held-out split are unknown, because a model's predictions are then poor."""
 
 from collections.abc import Sequence
 

@@ -52,7 +52,8 @@ def write_records(params: WriteParams, directory: str | Path, data_version: str 
         params: Source to read, and how to divide it.
         directory: Folder to write. It is written completely or not at all. Existing records of the same source are
             replaced.
-        data_version: Expected `source_version` of the data. A cache stores the records under this version. If empty,
+        data_version: Expected `source_version` of the data. A pipeline passes the version under which the platform's
+            cache stores the records, so that records of changed data are not stored under an old version. If empty,
             any version is accepted.
 
     Returns:

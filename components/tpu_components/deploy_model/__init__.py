@@ -1,4 +1,4 @@
-"""Registers an export as a version and, after a health check, moves the champion's alias to this version."""
+"""Registers an exported model as a new version and, after a health check, makes this version the champion."""
 
 from tpu_components.deploy_model.deploying import deploy_model
 from tpu_components.deploy_model.params import DeployParams, DeployResult

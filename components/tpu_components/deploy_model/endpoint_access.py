@@ -1,4 +1,4 @@
-"""Checks that this project can deploy to an existing endpoint on Vertex AI.
+"""Checks that deploy_model supports an existing endpoint on Vertex AI.
 
 https://cloud.google.com/vertex-ai/docs/predictions/choose-endpoint-type names four types: public with the service's
 address, public with a dedicated address, private by Private Service Connect, and peered with a network. Only the public

@@ -89,9 +89,9 @@ class HealthCheck:
 
 
 def predict_in_fresh_process(version: RegisteredVersion, scratch: Path, inputs: np.ndarray) -> Mapping[int, np.ndarray]:
-    """Predict with the registered export in a new process.
+    """Predict the examples `inputs` with the registered export, in a new process.
 
-    Return the outputs, float64[outputs], by the position of the example.
+    Return a mapping from the index of each example in `inputs` to its outputs, float64[num_outputs].
 
     Raises:
         RuntimeError: If the process fails or takes too long.

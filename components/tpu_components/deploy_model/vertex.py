@@ -2,9 +2,9 @@
 
 All operations are idempotent.
 
-A response may be lost, and the process may be killed after any call. Therefore, the name of every object is derived
-from its content (IDs of model, endpoint and deployment, label of the version), and an object is created only if the
-service does not have it.
+A response may be lost, and the process may be killed after any call. Therefore, every object can be found again by a
+name that is derived from its content: the ID of a model, an endpoint or a deployment, or the label of a version. An
+object is created only if the service does not have it yet.
 """
 
 import contextlib
@@ -210,21 +210,23 @@ class VertexTarget:
 
     @contextlib.contextmanager
     def serving(self, version: RegisteredVersion, check: HealthCheck, champion: str | None) -> Iterator[str]:
-        """Deploy the version and yield the endpoint's name. If the `with` block fails, roll back.
+        """Context manager: deploy the version to the configured endpoint. If the `with` block fails, roll back.
 
-        1. Deploy to the candidate endpoint, which has no users, and run the health check.
-        2. Deploy to the endpoint, at first without traffic. Then give the version its share of the traffic.
-        3. Run the health check on the endpoint, using only responses of this version.
+        1. Deploy the version to a separate candidate endpoint, which has no users, and run the health check.
+        2. Deploy the version to the configured endpoint, at first without traffic. Then give the version its share of
+           the traffic.
+        3. Run the health check on the configured endpoint, using only responses of this version.
 
         If step 2, step 3 or the block fails, the traffic is restored and the version is undeployed. After the block
-        succeeds, the model's versions that get no traffic are undeployed. If no endpoint is configured, the name is an
-        empty string.
+        succeeds, the model's versions that get no traffic are undeployed.
+
+        Yield the name of the configured endpoint. If none is configured, deploy nothing and yield an empty string.
 
         Args:
-            version: Version to deploy.
-            check: Health check of its predictions.
-            champion: Digest of the champion with which the model was compared, or None if there was no champion. A
-                version that must not be promoted is not deployed either.
+            version: Version to deploy. Nothing is deployed if the alias may not move to this version.
+            check: Health check of the version's predictions.
+            champion: Digest of the champion with which the model was compared. Empty if there was no champion. None if
+                the evaluation did not look for the champion in a registry.
 
         Raises:
             PlatformError: If the version does not respond, or if its predictions differ from those of the evaluation.

@@ -58,22 +58,23 @@ def evaluate_model(
         minimum: Lowest allowed value of each metric for which higher is better, such as {"accuracy": 0.97}.
         maximum: Highest allowed value of each metric for which lower is better, such as {"loss": 0.5}.
         max_regression: Margin by which each metric may be worse than the champion's. With 0, the metric must be better.
-            Both rules are tested at the confidence level `confidence`. With a margin above 0 and a registry, the model
-            is also compared with the best model that was ever promoted and not rolled back. In a configuration, the
-            default is 0 for the main metric of the task: accuracy, micro_f1 for multi-label data, r2 for a regression,
-            bits_per_character for a language model. Without a configuration, the default is {"accuracy": 0.0}; for a
-            task without accuracy, it is 0 for the main metric.
+            In both cases, the difference is tested at the confidence level `confidence`. With a margin above 0 and a
+            registry, the model is also compared with the best model that was ever promoted and not rolled back. In a
+            configuration, the default is 0 for the main metric of the task: accuracy, micro_f1 for multi-label data, r2
+            for a regression, bits_per_character for a language model. Without a configuration, the default is
+            {"accuracy": 0.0}; for a task without accuracy, it is 0 for the main metric.
         confidence: Confidence level of the comparison with the champion, at least 0.5. With 0.95, at most about 5% of
             the models that are not better are promoted. If there is a margin, this applies to models that are worse by
             the margin. With 0.5, there is no significance test: the measured values are compared, and a tie is
             promoted.
         test_decisions: Number of decisions on one test set that share the error rate, 1 - `confidence`. For example,
-            with 52 decisions and weekly retraining, there is a false promotion in at most one of twenty years. With 1,
-            every decision may use the full error rate. Decisions are counted in the registry of the champion.
+            with a confidence of 0.95, 52 decisions and weekly retraining, there is a false promotion in at most one of
+            twenty years. With 1, every decision may use the full error rate. Decisions are counted in the registry of
+            the champion.
         bound_confidence: Confidence level of `minimum` and `maximum`. With 0.95, at most about one in twenty models
-            whose true value is equal to the bound passes. With 0.5, the measured value is compared with the bound, and
-            the gate's reason says how often a model whose true value is equal to the bound would score at least as high
-            (or as low, if this model is below the bound).
+            whose true value is equal to the bound passes. With 0.5, the measured value is compared with the bound. The
+            gate's reason gives the p-value: how likely a measured value at least this far from the bound is if the true
+            value is equal to the bound.
         slices: Properties that divide the examples into slices. Slices are judged separately, so that a better mean
             does not hide a slice that became worse. The properties are `class` (for multi-label data, each label),
             `length` of texts, `size` of images (number of pixels in the file), and the columns of `data.slice_columns`.

@@ -113,6 +113,10 @@ def _compute_metrics(params: EvaluateParams, predictions: Predictions) -> list[M
 def record(
     held_out: HeldOutSet, evaluation: Evaluation, rivals: Sequence[Rival], comparisons: Sequence[Comparison]
 ) -> bool:
-    """Record a decision. Return False if another process has recorded one since, so that you must decide again."""
+    """Record a decision in the registry, and return whether it was recorded.
+
+    It is not recorded if another process has recorded a decision since `held_out` was read. In that case, read the
+    decisions and decide again.
+    """
     compared = {rival.digest: each.metrics for rival, each in zip(rivals, comparisons, strict=True)}
     return held_out.record(evaluation.model.digest, evaluation.gate.promote, evaluation.judged_metrics[0], compared)

@@ -44,7 +44,8 @@ class EvaluateParams:
         minimum: Lowest allowed value of each metric for which higher is better, such as {"accuracy": 0.97}.
         maximum: Highest allowed value of each metric for which lower is better, such as {"loss": 0.5}.
         max_regression: Margin by which each metric may be worse than the champion's. With 0, the metric must be
-            better. Both rules are tested at the confidence level `confidence`. With a margin above 0 and a registry,
+            better. In both cases, the difference is tested at the confidence level `confidence`. With a margin above 0
+            and a registry,
             the model is also compared with the best model that was ever promoted and not rolled back. In a
             configuration, the default is 0 for the main metric of the task: accuracy, micro_f1 for multi-label data, r2
             for a regression, bits_per_character for a language model. Without a configuration, the default is
@@ -54,12 +55,13 @@ class EvaluateParams:
             the margin. With 0.5, there is no significance test: the measured values are compared, and a tie is
             promoted.
         test_decisions: Number of decisions on one test set that share the error rate, 1 - `confidence`. For example,
-            with 52 decisions and weekly retraining, there is a false promotion in at most one of twenty years. With 1,
-            every decision may use the full error rate. Decisions are counted in the registry of the champion.
+            with a confidence of 0.95, 52 decisions and weekly retraining, there is a false promotion in at most one of
+            twenty years. With 1, every decision may use the full error rate. Decisions are counted in the registry of
+            the champion.
         bound_confidence: Confidence level of `minimum` and `maximum`. With 0.95, at most about one in twenty models
-            whose true value is equal to the bound passes. With 0.5, the measured value is compared with the bound, and
-            the gate's reason says how often a model whose true value is equal to the bound would score at least as high
-            (or as low, if this model is below the bound).
+            whose true value is equal to the bound passes. With 0.5, the measured value is compared with the bound. The
+            gate's reason gives the p-value: how likely a measured value at least this far from the bound is if the true
+            value is equal to the bound.
         slices: Properties that divide the examples into slices. Slices are judged separately, so that a better mean
             does not hide a slice that became worse. The properties are `class` (for multi-label data, each label),
             `length` of texts, `size` of images (number of pixels in the file), and the columns of
@@ -118,15 +120,19 @@ class EvaluateParams:
                     raise InputError(f"{name}.{metric} cannot be above {most:g}. Received: {value!r}.{advice}")
 
     def of_task(self, task: str) -> "EvaluateParams":
-        """Return a copy for a task. If the task has no accuracy, its main metric is in the default `max_regression`."""
+        """Return a copy in which the default `max_regression` fits a task.
+
+        If the task has no accuracy, the default {"accuracy": 0.0} is replaced by a margin of 0 for the task's main
+        metric. A `max_regression` that differs from the default is kept.
+        """
         is_default = self.max_regression == {"accuracy": 0.0} and "accuracy" not in task_metrics(task)
         return dataclasses.replace(self, max_regression={TASKS[task].judged: 0.0}) if is_default else self
 
     def check_task(self, task: str, measured: Mapping[str, int | None] = {}) -> None:
         """Check that the rules of the gate match a task.
 
-        Every metric in the rules must exist, and its bound must not reject good models. `slice_minimum` must apply to
-        the task.
+        Every metric in the rules must exist. A metric may have a minimum only if higher values are better, and a
+        maximum only if lower values are better. `slice_minimum` and `test_decisions` are not supported for every task.
 
         Args:
             task: Task of the data.

@@ -1,4 +1,4 @@
-"""Predictions of every model for a split, and the examples on which a model was trained."""
+"""Predicts a split with every model that is compared, and finds the examples on which a model was trained."""
 
 import dataclasses
 from collections import defaultdict
@@ -48,10 +48,10 @@ class Predictions:
 
     Attributes:
         keys: Names of the examples.
-        truth: The examples.
+        truth: Targets of the examples, and the properties by which they are divided into slices.
         outputs: Predictions of the model, followed by those of the other models, if any: [models, examples, …].
-            Predictions that are not finite are replaced by the result of `_no_answer`. For a language model, the
-            outputs are results of `score_passages`.
+            Predictions that are not finite are replaced by equal probabilities or, for a regression, by the mean of
+            each target. For a language model, the outputs are results of `score_passages`.
         num_not_finite: Number of examples for which the model predicted NaN or infinity.
         saved: Arrays of predictions.npz, by name.
         further: Additional Keras metrics of the model, by name.
@@ -167,13 +167,15 @@ def _input_reader(model_dir: Path, manifest: Manifest) -> Callable[[Mapping[str,
 def find_seen_examples(split: str, records_dir: Path, fingerprint: str, models: Sequence[Path]) -> np.ndarray | None:
     """Return which examples of a split each model was trained on, bool[models, examples].
 
-    Return None if no model was trained on any of these examples. Also return None for the training split: if you score
-    that split, all its examples count.
+    Return None if no model was trained on any of these examples, or if the records have no example IDs. Also return
+    None for the training split: if you score that split, all its examples count.
 
-    If a model was trained on these records, near-duplicates of its training examples also count. Models from the oldest
-    versions do not list their training examples, so no example counts as a training example of these models. Models
-    from other earlier versions list their training examples by IDs that depend on the settings of the records (see
-    `example_ids`). A warning is logged if none of these IDs is in the records.
+    If a model was trained on these records, an example also counts as seen if it is a near-duplicate of a training
+    example.
+
+    Two kinds of old models are special. The oldest versions of train_model did not save a list of the training
+    examples, so no example counts as seen by their models. Later versions saved a list of IDs that depend on the
+    settings of the records (see `example_ids`). If none of the IDs in a list is in the records, a warning is logged.
     """
     identities = None if split == TRAIN else load_identities(records_dir, split)
     if identities is None:

@@ -103,7 +103,7 @@ def render_report(
             metric. With a validation split, also the loss and the metric of validation, with the prefix `validation_`.
             Empty if the history is unknown.
         examples: Sections that show examples.
-        gate: Fields of `EvaluateParams`.
+        gate: The parameters of the evaluation: the fields of `EvaluateParams`, by name.
         receipt: Receipt of the training run, or None if the model has none.
     """
     title, subtitle = describe_run(manifest, info)
@@ -332,7 +332,7 @@ def show_examples(
     """Return the sections of a report that show examples.
 
     Args:
-        task: Task, except a language model.
+        task: Task of the data. It must not be a language model; see `show_passages`.
         names: Names of the classes, labels or targets.
         keys: Names of the examples.
         targets: Targets of all examples.
@@ -470,7 +470,7 @@ def show_passages(
     """Return the sections of a language model's report: generated texts, and the passages with the greatest loss.
 
     Args:
-        names: The character of each ID.
+        names: The character for each token ID.
         keys: Names of the passages.
         targets: Targets of all passages.
         scores: Scores of all passages; see `score_passages`.

@@ -133,9 +133,9 @@ def find_held_out(params: EvaluateParams, records_dir: Path, digest: str, champi
     identities = load_identities(records_dir, params.split)
     if identities is None and params.test_decisions > 1:
         raise InputError(
-            f"Cannot count the decisions on this test set, which test_decisions={params.test_decisions} requires: an "
-            f"older version wrote the records in {records_dir} without the IDs of the examples. Run create_tfrecords "
-            "again, or set test_decisions=1."
+            f"Cannot use test_decisions={params.test_decisions}, because decisions on this test set cannot be counted: "
+            f"an older version wrote the records in {records_dir} without the IDs of the examples. Run "
+            "create_tfrecords again, or set test_decisions=1."
         )
     return None if identities is None else HeldOutSet.find(champion.place, identities, digest)
 
@@ -155,7 +155,9 @@ def describe_champion(named: str, rivals: Sequence[Rival]) -> RegisteredChampion
 
 
 def load_matching_info(model_dir: Path, manifest: Manifest, role: str) -> ModelInfo:
-    """Return the metadata of a model that matches the data set. `role` is `model` or `champion`.
+    """Load the metadata of a model, and check that the model matches the data set.
+
+    `role`, which is `model` or `champion`, names the model in the error message.
 
     Raises:
         InputError: If the model does not match the data set.

@@ -235,7 +235,8 @@ def test_decisions_that_cannot_be_counted_are_refused(registry, digits_records, 
     params = _against_the_best(registry)
     model = _with_other_bytes(trained_digits, tmp_path / "b")
     with pytest.raises(
-        InputError, match=r"test_decisions=52 requires: .* without the IDs of the examples. Run create_tfrecords again"
+        InputError,
+        match=r"Cannot use test_decisions=52, .*: .* without the IDs of the examples. Run create_tfrecords again",
     ):
         evaluate_model(params, records, model, tmp_path / "evaluation")
     with pytest.raises(InputError, match="test_decisions=52 is not supported for a language_model"):
