@@ -36,8 +36,8 @@ _MAX_ANSWER_BYTES = 512 << 20
 def judged_metric(manifest: Manifest) -> str:
     """Return the name of the metric that is compared between a format and the trained model.
 
-    For a language model, it is the accuracy of the next character. Quantisation lowers this accuracy as it does for a
-    classifier.
+    For a language model, it is the accuracy of the next character. Quantisation lowers this accuracy in the same way as
+    it lowers the accuracy of a classifier.
     """
     return "accuracy" if isinstance(manifest.input, CorpusInput) else manifest.interface.task.judged
 
@@ -93,8 +93,8 @@ def write_expected(trained: TrainedModel, examples: records.Examples, manifest: 
 class Judge:
     """A new process that loads every format, predicts the examples with it, and compares the predictions.
 
-    It runs verification.py as an isolated script, so that no code of training can help to load a format. It predicts
-    with a format while the next format is written.
+    The process runs verification.py as an isolated script, so that a format that cannot be loaded without the training
+    code fails. The process predicts with one format while the next format is written.
     """
 
     def __init__(self, export_dir: Path, work: Path) -> None:
@@ -121,7 +121,10 @@ class Judge:
         self._process.communicate()
 
     def add(self, name: str) -> None:
-        """Let the process load a finished format and predict with it. Call `write_examples` first."""
+        """Tell the new process to load the finished format `name` and to predict with it.
+
+        Call `write_examples` first.
+        """
         self._send(f"{name}={FORMATS[name].file}")
 
     def measure(self) -> dict[str, dict[str, Any]]:
@@ -167,7 +170,7 @@ def read_answers(work: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Scorer:
-    """Computes a metric of the trained model and of each format, and applies the limits for their difference.
+    """Computes a metric of the trained model and of each format, and checks whether their difference is allowed.
 
     Args:
         task: Task of the model.
@@ -190,10 +193,10 @@ class Scorer:
         return estimate or Estimate(math.nan, np.full(len(labels), math.nan))
 
     def score(self, answers: np.ndarray, chosen: np.ndarray) -> dict[str, Any]:
-        """Return a dict with the metric of a format (`score`), and bounds of the conversion's loss (`drop_interval`).
+        """Return a dict with the metric of a format (`score`) and a confidence interval of the drop (`drop_interval`).
 
-        The loss is the trained model's metric minus the format's metric. If the format predicted only a sample of the
-        examples, `score` is the trained model's metric on all examples minus the loss on the sample. Each bound of
+        The drop is the trained model's metric minus the format's metric. If the format predicted only a sample of the
+        examples, `score` is the trained model's metric on all examples minus the drop on the sample. Each bound of
         `drop_interval` has 95% confidence. The interval is None for one example or an undefined metric.
 
         Args:

@@ -61,8 +61,8 @@ def export_model(
         records_dir: Folder that create_tfrecords wrote. Its train split is used for calibration, and `params.split` for
             the comparison.
         model_dir: Folder that train_model wrote.
-        output: Folder to write, atomically. It contains export.json and the formats that are not left out, of
-            saved_model/, model.tflite and model_int8.tflite.
+        output: Folder to write, atomically. It contains export.json and each exported format: saved_model/,
+            model.tflite or model_int8.tflite.
 
     Raises:
         InputError: If the model or the data set is damaged, or if a required format, or every format, cannot be made or
@@ -190,7 +190,7 @@ class Trial:
     """The result of `try_out`, which checks a model before it is trained.
 
     Attributes:
-        warnings: Messages about the model, for example about its parts that training does not use.
+        warnings: Messages about the model, for example that the configuration replaces the model's loss.
         example_seconds: Time of a training step on this machine divided by the number of its examples, or 0 if it was
             not measured.
     """

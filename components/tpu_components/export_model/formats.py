@@ -87,12 +87,12 @@ class TrainedModel:
 
     @functools.cached_property
     def steps(self) -> StepModel:
-        """The step function of a language model."""
+        """The language model as a function that predicts one character from the token before it and a state."""
         return StepModel(self.model)
 
     @property
     def step_specs(self) -> list[Any]:
-        """TensorFlow's specs of the inputs of a language model's step: IDs and the state."""
+        """A `tf.TensorSpec` for each input of `steps`: the token IDs, int32[batch], and the state."""
         return [
             tf.TensorSpec((None,), tf.int32, name="tokens"),
             tf.TensorSpec((None, self.steps.state_size), tf.float32, name="state"),
@@ -113,7 +113,7 @@ class TrainedModel:
 
 
 def write_saved_model(trained: TrainedModel, path: Path) -> str:
-    """Write a SavedModel with the signatures in `INPUT_FACTS`.
+    """Write a SavedModel with the signatures that `INPUT_FACTS` lists for the kind of input, such as `serving_default`.
 
     Return an empty string, because nothing is quantised.
     """

@@ -54,7 +54,7 @@ class ExportResult:
         formats: Measurements by format (`saved_model`, `float`, `int8`): file, bytes, the metric, drop_interval (lower
             and upper bound of the metric's loss compared with the trained model, each with 95% confidence), agreement,
             max_difference, latency_ms at batch 1 (median), examples_per_second at batch 64, num_compared, and
-            most_disagreeing (upper bound, with 95% confidence, of the number of all examples that disagree).
+            most_disagreeing (upper bound, with 95% confidence, on how many of all examples disagree).
         left_out: Reasons why formats were not exported, by format.
     """
 

@@ -2,13 +2,15 @@
 
 This is an isolated script that gets only the exported files.
 
-Usage: python -I verification.py EXPORT_DIR WORK_DIR [NAME=FILE…]. WORK_DIR contains the inputs and the task and, when
-all formats are made, the trained model's predictions. Without NAME=FILE, the formats are read from stdin, one per line.
-Each format is loaded and predicts while the next format is made. All formats are timed when stdin ends.
+Usage: python -I verification.py EXPORT_DIR WORK_DIR [NAME=FILE…]. WORK_DIR contains the inputs and the task, and after
+all formats have been written, also the trained model's predictions. Without NAME=FILE, the formats are read from stdin,
+one per line. Each format is loaded and predicts while the next format is written. All formats are timed when stdin
+ends.
 
-The script prints one JSON line with the measurements by format. A format that does not load or predict has `error` and
-`errno`. The predictions of all formats that work are saved in WORK_DIR. The script must not import this project, and
-prevents its import. It runs LiteRT files with the server's module `lite.py`, which does not import this project either.
+The script prints one JSON line with the measurements by format. For a format that does not load or predict, the line
+has only the fields `error` and `errno`. The predictions of all formats that work are saved in WORK_DIR. The script does
+not import the packages tpu_components and tpu_pipelines, and blocks their import. It runs LiteRT files with the
+server's module `lite.py`, which does not import these packages either.
 """
 
 import bisect
@@ -99,7 +101,8 @@ def _takes_one(path: Path) -> bool:
 def choose_examples(path: Path, count: int) -> np.ndarray:
     """Return the indices of the examples on which a format is compared with the trained model, in ascending order.
 
-    These are all examples or, if there are many, a random sample.
+    These are all examples or, if there are many, a random sample. The sample is smaller for a LiteRT file that takes
+    only one example at a time.
 
     Args:
         path: File or folder of the format.
@@ -110,9 +113,10 @@ def choose_examples(path: Path, count: int) -> np.ndarray:
 
 
 def most_disagreeing(count: int, compared: int, disagreeing: int) -> int:
-    """Return an upper bound, with 95% confidence, of the number of disagreeing examples among all examples.
+    """Return an upper bound on the number of examples for which the predictions of a format and its model disagree.
 
-    The bound is computed from a random sample. It is exact, by the hypergeometric distribution.
+    The bound holds for all examples with 95% confidence. It is computed from a random sample, and is exact, by the
+    hypergeometric distribution.
 
     Args:
         count: Total number of examples.
@@ -215,14 +219,21 @@ class Candidate:
             self.answers.append(self.predict(np.asarray(self.examples[some[start : start + batch_size]])))
 
     def answer_untimed(self) -> None:
-        """Warm up the format. Then predict the chosen examples, except those for the timing, into `answers`."""
+        """Warm up the format. Then predict all chosen examples except the last 512, which `time` predicts.
+
+        The predictions are appended to `answers`.
+        """
         self.predict(np.asarray(self.examples[:_BATCH_SIZE]))
         self.answer(self.chosen[:-_TIMED], _TEXTS_AT_ONCE if self.examples.dtype == object else _BATCH_SIZE)
 
     def time(self) -> dict[str, Any]:
-        """Predict the last 512 chosen examples and single examples, and measure the time.
+        """Measure throughput and latency.
 
-        Return medians and spreads of the measurements by name.
+        The throughput is measured with the last 512 chosen examples, whose predictions are appended to `answers`. The
+        latency is measured with batches of one example.
+
+        Returns:
+            Medians and ranges of the measurements, by name.
         """
         rest = self.chosen[-_TIMED:]
         known = len(self.answers)
@@ -306,7 +317,7 @@ def _failure(error: Exception) -> dict[str, Any]:
 def main(export_dir: Path, work: Path, formats: Iterable[str]) -> None:
     """Load each format (`NAME=FILE`) as soon as `formats` yields it, and compute its predictions.
 
-    Then measure one format after the other.
+    When `formats` ends, time the formats one after the other and compare their predictions with the trained model's.
     """
     for name in ("tpu_components", "tpu_pipelines"):
         sys.modules[name] = None  # type: ignore[assignment]  # Importing it raises ImportError.

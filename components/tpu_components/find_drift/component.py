@@ -54,7 +54,7 @@ def find_drift(
         if stop and not result.alike:
             raise InputError(
                 f"Stopped because the data have drifted from those of {against}: {', '.join(result.drifted)}. "
-                "Check the page, and correct the data or remove stop."
+                "Look at drift.html. Then correct the data, or remove stop."
             )
         return not result.alike
 

@@ -72,12 +72,12 @@ def find_drift(params: DriftParams, records_dir: Path, output: Path) -> DriftRes
 
 
 def write_page(new: DataSketch, old: DataSketch, shifts: Sequence[Shift], path: Path, places: tuple[str, str]) -> None:
-    """Write the HTML page of a comparison.
+    """Write the HTML page that shows how two data sets differ.
 
     Args:
-        new: Sketch of the new data.
-        old: Sketch of the data to compare with.
-        shifts: Differences, from `find_shifts`.
+        new: Statistics of the new data.
+        old: Statistics of the data to compare with.
+        shifts: Differences between the statistics, from `find_shifts`.
         path: File to write.
         places: Folders of new and old records. If they are local, the page shows example images for each drifted
             statistic.

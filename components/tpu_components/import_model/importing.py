@@ -1,4 +1,4 @@
-"""Loads a model of another program, checks it against the records, and writes it in the format of train_model."""
+"""Loads a model that another program trained, checks it with the records, and writes it in train_model's format."""
 
 import dataclasses
 import math
@@ -59,7 +59,7 @@ def import_model(
 
     Args:
         params: Classes, range of the pixels, and kind of the outputs.
-        records_dir: Folder that create_tfrecords wrote, with data for which the model is used.
+        records_dir: Folder that create_tfrecords wrote, with data like the data that the model will predict.
         model_path: A .keras file, a SavedModel, or a folder that contains one of them.
         output: Folder to write. It is written completely or not at all.
 
@@ -74,8 +74,8 @@ def import_model(
     manifest = Manifest.load(records_dir, verify=False)
     if not isinstance(manifest.input, ImageInput):
         raise InputError(
-            f"Only image models can be imported. Received: records of {manifest.input.plural}, whose token IDs "
-            "models of other programs do not use. Train a model with train_model."
+            f"Only image models can be imported. Received: records of {manifest.input.plural}. They contain token IDs, "
+            "which a model that another program trained does not know. Train a model with train_model."
         )
     name = params.name or model_path.name
     info = ModelInfo(name, {}, params.class_names, manifest.input, manifest.task, manifest.fingerprint, {})
@@ -218,9 +218,9 @@ class _Imported:
         if own is None and not requested:
             raise InputError(
                 f"Cannot import the model {self._name!r}, because the range of its input pixels is unknown: expected a "
-                "layer at its start that scales them, received none. Set pixel_range to the values to which its "
-                "training scaled the pixels 0 and 255, such as [0, 1] or [-1, 1]. If they were not scaled, set it to "
-                "[0, 255]."
+                "model that begins with a layer that scales pixels, received a model without this layer. Set "
+                "pixel_range to the values to which the pixels 0 and 255 were scaled in training, such as [0, 1] or "
+                "[-1, 1]. If pixels were not scaled, set pixel_range to [0, 255]."
             )
         if own and requested and tuple(requested) != own:
             raise InputError(

@@ -80,7 +80,7 @@ def with_image(component: Any, image: str) -> Any:
             warning: when the tag moves to new code, the platform's cache still returns the results of the old code.
 
     Raises:
-        InputError: If the name is malformed, or `component` is not a component, or is already the result of
+        InputError: If the name is malformed, or `component` is not a KFP component, or is already the result of
             `tp.on_machine` or `on_current_data`.
     """
     require_component(component, "with_image")

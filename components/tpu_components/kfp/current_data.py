@@ -17,7 +17,10 @@ _LISTERS = {"create_tfrecords": list_source, "predict_batch": list_inputs}
 
 
 def on_current_data(component: Any) -> WrappedComponent:
-    """Return a component that runs again when its source has changed. Otherwise, its result may come from the cache.
+    """Return a component that runs again when its source has changed.
+
+    While the source is unchanged, the platform may take the component's result from its cache. Without this function,
+    it may do so even if the source has changed.
 
     The returned component adds a task before the step. This task is never cached. It lists the files of the source
     without reading them, and returns a digest, which becomes the input `data_version` of the step.

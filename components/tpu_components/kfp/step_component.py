@@ -80,7 +80,9 @@ class StepComponent(PythonComponent):
         return super().__call__(**checked)
 
     def checked(self, inputs: Mapping[str, Any], others: Collection[str] = ()) -> dict[str, Any]:
-        """Check the inputs of a task. Return them with constants in KFP's types and old names replaced by new names.
+        """Check the inputs of a task, and return them in the form that KFP takes.
+
+        In the result, constants have KFP's types, and inputs that were renamed in a later version have their new names.
 
         An input whose value is known only when the pipeline runs is not checked. Rules about several inputs are checked
         if all of these inputs are constants.
@@ -173,7 +175,7 @@ class StepComponent(PythonComponent):
 
 
 def runs_here() -> bool:
-    """Return whether pipelines of this process run with kfp.local: whether `kfp.local.init` was called."""
+    """Return whether this process runs pipelines with kfp.local, that is, whether it has called `kfp.local.init`."""
     return local.config.LocalExecutionConfig.instance is not None
 
 
@@ -248,7 +250,9 @@ def _check_nested(where: str, value: Any, kind: Any) -> None:
     origin, items = typing.get_origin(kind), typing.get_args(kind)
     if isinstance(value, Mapping):
         if strange := [key for key in value if not isinstance(key, str)]:
-            raise InputError(f"expected strings as the keys of {where}, received {strange[0]!r}. Write a constant.")
+            raise InputError(
+                f"expected strings as the keys of {where}, received {strange[0]!r}. Use constant strings as keys."
+            )
         fields = fields_of(typing.cast(type, kind)) if dataclasses.is_dataclass(kind) else {}
         for key, part in value.items():
             inner = fields[key].kind if key in fields else items[1] if origin is Mapping else Any
@@ -317,6 +321,6 @@ def _check_model(values: Mapping[str, Any]) -> None:
         check_model(name, getattr(training, "model_parameters", values.get("model_parameters")))
     elif Location(name).is_remote and not is_reference(name):
         raise InputError(
-            f"expected a model of this package or a file in the image, received {name!r}. Copy the file into the image "
-            "of the step, for example with COPY in a Dockerfile, and pass its path there."
+            f"expected the name of a built-in model or the path of a file in the image, received {name!r}. Copy the "
+            "file into the image of the step, for example with COPY in a Dockerfile, and pass its path in the image."
         )

@@ -1,4 +1,4 @@
-"""The result of `tp.on_machine` and `on_current_data`, and checks of the components that they receive."""
+"""The result of `tp.on_machine` and `on_current_data`, and checks of the components that these functions receive."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Writes the predictions of an exported model for every example of a source. A restarted run continues."""
+"""Writes an exported model's predictions for every example of a source. A restarted run keeps finished files."""
 
 from tpu_components.predict_batch.params import PredictParams, PredictResult
 from tpu_components.predict_batch.predicting import predict_batch

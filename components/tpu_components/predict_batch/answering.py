@@ -72,9 +72,10 @@ def _model(export: str, digest: str, use_int8: bool, num_threads: int) -> Export
 
 
 def answer_part(work: Work, examples: Selection, state: ResumeState, name: str) -> None:
-    """Predict examples, and write the predictions to the resume state as the finished file `name`.
+    """Predict examples, and store the predictions as the finished file `name` in the resume state.
 
-    The note of the file contains counts, and the examples that could not be read.
+    The resume state is a folder from which a restarted run continues. With the file, counts of its predictions and the
+    list of unreadable examples are stored.
     """
     with _ANSWERING:
         model = _model(work.export, work.model_digest, work.params.use_int8, work.num_threads)

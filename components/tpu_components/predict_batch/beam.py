@@ -34,7 +34,9 @@ def options_of(params: PredictParams, export: str) -> dict[str, str]:
 
 
 def answer_with_beam(plan: Plan, options: Mapping[str, str], own: Path) -> ResumeState:
-    """Write missing prediction files on the workers of a Beam runner. Return the resume state with all files.
+    """Write missing prediction files on the workers of a Beam runner.
+
+    Return the resume state: a folder with all finished files, from which a restarted run continues.
 
     Args:
         plan: Plan of the files.

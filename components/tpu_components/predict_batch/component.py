@@ -46,7 +46,7 @@ def predict_batch(
         form: Format of the files: `jsonl`, with a line for each example, or `parquet`, which needs
             `tpu-pipelines[parquet]`.
         use_int8: Use the int8 model instead of the float model.
-        part_examples: Examples per file. A killed process loses at most one file.
+        part_examples: Examples per file. If a process is killed, at most the file that it was writing is lost.
         num_workers: Number of processes. 0 means one per available CPU.
         engine: Where examples are predicted: `local`, by processes of this machine, or `beam`, by the workers of an
             Apache Beam runner. Both write the same bytes.
@@ -55,7 +55,8 @@ def predict_batch(
             stored below `temp_location`, which must be in a bucket if the `runner` uses other machines.
 
     Returns:
-        predictions: Folder with the prediction files, `set_aside.jsonl` and `predictions.json`.
+        predictions: Folder with the prediction files, a list of the examples that could not be read
+            (`set_aside.jsonl`), and a summary (`predictions.json`).
         Output: Number of predictions.
     """
     inputs = dict(locals())
@@ -97,7 +98,7 @@ def list_inputs(
         form: Format of the files: `jsonl`, with a line for each example, or `parquet`, which needs
             `tpu-pipelines[parquet]`.
         use_int8: Use the int8 model instead of the float model.
-        part_examples: Examples per file. A killed process loses at most one file.
+        part_examples: Examples per file. If a process is killed, at most the file that it was writing is lost.
         num_workers: Number of processes. 0 means one per available CPU.
         engine: Where examples are predicted: `local`, by processes of this machine, or `beam`, by the workers of an
             Apache Beam runner. Both write the same bytes.
@@ -142,7 +143,8 @@ def predict_with_beam(
             when it changes.
 
     Returns:
-        predictions: Folder with the prediction files, `set_aside.jsonl` and `predictions.json`.
+        predictions: Folder with the prediction files, a list of the examples that could not be read
+            (`set_aside.jsonl`), and a summary (`predictions.json`).
         Output: Number of predictions.
     """
     inputs = {**asked, **locals(), "engine": "beam"}

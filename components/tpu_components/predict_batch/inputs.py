@@ -146,7 +146,8 @@ def _list_records(place: Location, model: ExportedModel) -> Inputs:
         shard.path(place) == shard.name for split in manifest.splits.values() for shard in split.shards
     ):
         raise InputError(
-            f"Cannot predict {place}: it refers to records of another program. Use these records as the source: "
+            f"Cannot predict {place}: it contains no records, but refers to records that another program wrote. Use "
+            "those records as the source: "
             f"{manifest.source}"
         )
     places = RecordPlaces(shard for split in manifest.splits.values() for shard in split.shards)

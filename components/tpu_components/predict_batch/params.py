@@ -31,7 +31,7 @@ class PredictParams:
         form: Format of the files: `jsonl`, with a line for each example, or `parquet`, which needs
             `tpu-pipelines[parquet]`.
         use_int8: Use the int8 model instead of the float model.
-        part_examples: Examples per file. A killed process loses at most one file.
+        part_examples: Examples per file. If a process is killed, at most the file that it was writing is lost.
         num_workers: Number of processes. 0 means one per available CPU.
         engine: Where examples are predicted: `local`, by processes of this machine, or `beam`, by the workers of an
             Apache Beam runner. Both write the same bytes.

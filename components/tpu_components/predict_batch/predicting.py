@@ -87,7 +87,7 @@ def form_of(file: Path) -> str:
     """
     form = file.suffix.removeprefix(".").lower()
     if form not in FORMS:
-        raise InputError(f"Cannot write {file}: expected a name that ends in .jsonl or .parquet. Rename it.")
+        raise InputError(f"Cannot write {file}: expected a name that ends in .jsonl or .parquet. Choose another name.")
     return form
 
 

@@ -73,7 +73,7 @@ def file_name(number: int, num_files: int, form: str) -> str:
 
 
 def inputs_version(params: PredictParams, export: str) -> str:
-    """Return a digest that changes when the files that contain the examples to predict change.
+    """Return a digest of the files with the examples to predict. It changes when one of these files changes.
 
     Raises:
         InputError: If the model or the source cannot be used.
@@ -104,9 +104,9 @@ def plan_answers(params: PredictParams, export: str) -> Plan:
 
 
 def publish(plan: Plan, state: ResumeState, directory: Path) -> PredictResult:
-    """Write the prediction files, `set_aside.jsonl` and `predictions.json`.
+    """Write the prediction files, the list of unreadable examples (`set_aside.jsonl`) and `predictions.json`.
 
-    The folder is written completely or not at all.
+    The folder is written completely or not at all. Return the counts of the predictions.
 
     Args:
         plan: Plan of the files.
@@ -114,8 +114,8 @@ def publish(plan: Plan, state: ResumeState, directory: Path) -> PredictResult:
         directory: Folder to write.
 
     Raises:
-        InputError: If a file is missing, damaged, or belongs to another model, source, parameters or code, if the
-            source has changed since it was listed, or if no example could be read.
+        InputError: If a file is missing, is damaged, or was written with another model, source, code or other
+            parameters; if the source has changed since it was listed; or if no example could be read.
     """
     with storage.staged_directory(directory) as staged:
         notes = []
