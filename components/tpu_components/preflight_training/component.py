@@ -78,9 +78,9 @@ def preflight_training(
         preflight: Folder with the findings: `preflight.json` and `preflight.html`.
         report: Findings as an HTML page.
         timeout: Time limit of the training in Vertex AI's format, seconds followed by `s`.
-        footprint: Footprint of the training step, which is stored with a registered version. Keys: `machine`, `region`,
-            `spot`, `num_examples`, `num_validation`, `epochs`, `global_batch`, `parameters`, `step_ms`, `peak_bytes`,
-            `capacity_bytes`, `usd_per_hour`, `compiler`, `target`, `price_factor`.
+        footprint: Memory, step time and price of the training run, to store with a registered version. Keys: `machine`,
+            `region`, `spot`, `num_examples`, `num_validation`, `epochs`, `global_batch`, `parameters`, `step_ms`,
+            `peak_bytes`, `capacity_bytes`, `usd_per_hour`, `compiler`, `target`, `price_factor`.
         prediction: Predicted time, memory and price of the training run, which evaluate_model compares with the run.
             Keys: `program`, `machine`, `step_ms`, `low_ms`, `high_ms`, `compiler_ms`, `mxu_utilization`, `peak_bytes`,
             `seconds`, `low_seconds`, `high_seconds`, `usd_per_hour`, `price_source`, `basis`.

@@ -202,7 +202,7 @@ class LayerTime:
     Attributes:
         name: Name of the layer. The optimizer counts as one layer; loss and metrics count as another.
         ms: Time in milliseconds.
-        share: Share of the step's computation.
+        share: Share of the step's computation time.
         mxu_utilization: Share of the matrix units' peak that the layer's matrix products reach. None if the layer has
             no matrix products.
         padding_ms: Time that the matrix unit spends on the padding of tiles.
@@ -299,7 +299,10 @@ def _waiting_seconds(cost: ProgramCost, generation: Generation, busy_seconds: fl
 
 
 def kernel_share(cost: ProgramCost, generation: Generation) -> float:
-    """Return the share of a step's computation that is in kernels whose time is computed from their matrix products."""
+    """Return the share of a step's time that kernels with matrix products take, from 0 to 1.
+
+    The time of such a kernel is computed from its matrix products.
+    """
     times = [(operation, seconds_of(operation, generation)) for operation in cost.operations]
     whole = sum(time for _, time in times)
     kernels = sum(time for operation, time in times if operation.kind in KERNEL_SHARES and operation.flops)
@@ -416,7 +419,14 @@ def _unfilled(layer: LayerCost, tile: int) -> tuple[str, ...]:
 
 
 def time_epoch(step: StepTime, num_examples: int, global_batch: int, host_rate: float) -> EpochTime:
-    """Estimate the time of an epoch if all hosts together feed `host_rate` examples per second, possibly infinity."""
+    """Estimate the time of an epoch.
+
+    Args:
+        step: Time of a step.
+        num_examples: Number of examples in an epoch.
+        global_batch: Number of examples in a step, summed over all replicas.
+        host_rate: Examples per second that all hosts together feed. Infinity means that the hosts are no limit.
+    """
     steps = steps_per_epoch(num_examples, global_batch)
     device = steps * step.total_ms / 1e3
     hosts = steps * global_batch / host_rate

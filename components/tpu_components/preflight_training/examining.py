@@ -117,8 +117,8 @@ class Examination:
         cache_dir: Folder in which compilations and measurements are kept between runs. None means
             `sandbox.default_cache_dir`.
         is_timed: Whether times and prices are estimated in addition to the memory.
-        store: Receipts of the project's runs, from which the intervals of step times are derived. None means the
-            intervals of published step times.
+        store: Receipts (records of your measured runs) from which the intervals of step times are derived. With None,
+            the intervals are derived from published step times.
 
     Raises:
         InputError: If the TPU compiler is not installed, or a receipt is damaged.

@@ -44,10 +44,11 @@ class Cost:
         low_usd_per_run: Lower end of the 90% interval of `usd_per_run`.
         high_usd_per_run: Upper end of the 90% interval of `usd_per_run`.
         region: Region of the price.
-        kind: Kind of price, such as on demand or spot.
-        source: Publication of the price.
-        date: Date of the price.
-        target: Platform that trains. Empty in older files, which contain Compute Engine's price.
+        kind: Price list, and whether the machine is on demand or spot, in words.
+        source: Where the price was published.
+        date: Date of the publication; only a year if the day is unknown.
+        target: Platform on which the model is trained and whose price this is: `vertex` or `kubeflow`. Empty in files
+            that older releases wrote. The price in those files is Compute Engine's.
         factor: Ratio of the price to Compute Engine's price.
         most_usd_per_run: Highest price of a run: the price of the machine if each attempt at training runs until the
             time limit. None if the time limit is unknown.
@@ -131,7 +132,7 @@ class MachineReport:
             is known.
         layers: Times of the layers in a step, the longest first.
         host_calls: Operations that call the host in every step.
-        unknown_loops: Number of loops of unknown length, which are counted once.
+        unknown_loops: Number of loops whose number of iterations is unknown. One iteration of each is counted.
         unestimated: Kinds of operations, such as `sort`, of which only the memory traffic is counted.
         broken: Budgets that are exceeded, and other reasons for a rejection, in words.
         advice: Advice in words, the most important first.
@@ -144,7 +145,7 @@ class MachineReport:
         is_resident: Whether the training split is in the devices' memory. If it is, the host sends only the order of
             the examples.
         has_namesakes: Whether the preflight report has another entry with the same machine and target.
-        target: Platform that trains. Empty unless the preflight report compares several platforms.
+        target: Platform on which the model is trained. Empty unless the preflight report compares several platforms.
         untimed: Reason why the time is unknown although the training step fits. Empty if the time is known.
         program: Digest of the step. Receipts of runs of this step contain the same digest. Empty if unknown.
     """
@@ -332,7 +333,7 @@ class PreflightReport(JsonFile, name=PREFLIGHT_FILE, what="a preflight report", 
     learning_rate: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the content of the file."""
+        """Return the content of `preflight.json`."""
         return super().as_dict() | {"machines": [machine.as_dict() for machine in self.machines]}
 
     @property
@@ -348,7 +349,7 @@ class PreflightReport(JsonFile, name=PREFLIGHT_FILE, what="a preflight report", 
     def footprint(self, machine: MachineReport) -> Footprint | None:
         """Return memory, step time and price of the training run on a machine of the report.
 
-        Return None if the training step does not fit.
+        Return None if the training step does not fit, or its time is unknown.
         """
         if machine.verdict != FITS or machine.step is None:
             return None

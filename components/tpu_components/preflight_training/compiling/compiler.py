@@ -96,7 +96,7 @@ class Compilation:
 
     @property
     def batch_size(self) -> int:
-        """Number of examples in a step of all replicas together."""
+        """Number of examples in one step, summed over all replicas."""
         return self.training.batch_size_per_replica * self.machine.devices
 
     @property

@@ -95,7 +95,10 @@ class MatrixProduct:
     is_narrow: bool = False
 
     def padded_flops(self, mxu_size: int) -> float:
-        """Return the operations of the matrix unit if all dimensions are padded to whole tiles."""
+        """Return the floating-point operations of one execution, with all dimensions padded to whole tiles.
+
+        This is the work that a matrix unit with `mxu_size` rows and columns does.
+        """
         return (
             self.flops
             * padding(self.contraction, mxu_size)
@@ -114,7 +117,8 @@ class OperationCost:
         flops: Floating-point operations of the matrix products in one execution.
         num_bytes: Bytes that one execution moves to and from the device's main memory.
         times: Number of executions in a step.
-        filled: Share of the matrix units' tiles that a kernel's products fill, or 1 for all other operations.
+        filled: For a kernel with matrix products, the share of the matrix units' tiles that is filled with data and not
+            with padding. 1 for all other operations.
         rows: Rows that one execution adds, one by one, to an array in main memory, as in an embedding's gradient.
         steps: Steps of a kernel's grid in one execution.
     """
@@ -162,8 +166,8 @@ class Collective:
             reduce-scatter.
         group: Number of devices that take part together, or 0 for all devices of the program.
         times: Number of executions in a step.
-        slices: Number of slices that exchange the array over the data-centre network, one device of each. It is 1 for
-            communication within a slice.
+        slices: Number of slices that exchange the array over the data-centre network. One device of each slice takes
+            part. It is 1 for communication within a slice.
     """
 
     opcode: str
@@ -181,9 +185,11 @@ class ProgramCost:
         layers: Cost of each layer, by name.
         collectives: Communication between devices.
         unknown_loops: Number of loops whose trip count is unknown. Their operations count once.
-        early_loops: Number of loops that may end early. Their operations count as often as the largest trip count.
-        copied_bytes: Bytes that copies in parallel with the computation move to and from the device's main memory.
-        host_bytes: Bytes that copies in parallel with the computation move between the device and its host.
+        early_loops: Number of loops that may end early. Their operations count as if the loop reached its largest trip
+            count.
+        copied_bytes: Bytes moved to and from the device's main memory by copies that run in parallel with the
+            computation.
+        host_bytes: Bytes moved between the device and its host by copies that run in parallel with the computation.
         host_calls: Operations that call the host in every step.
         unestimated: Kinds of operations, such as `sort`, for which the compiler reports neither cycles nor FLOPs, and
             whose time cannot be predicted from memory traffic.
@@ -412,15 +418,16 @@ class _Program:
         return OperationCost(kind, known, flops, traffic, filled=filled, rows=rows, steps=steps), named
 
     def kernel(self, instruction: Instruction) -> KernelWork | None:
-        """Return the work of a kernel, or None if an operation is not a kernel.
+        """Return the work of an operation if it is a kernel, otherwise None.
 
-        The compiler's own kernels are not in the StableHLO module. The shapes of their operands are in the call.
+        The shapes of a kernel's operands come from the StableHLO module. The compiler's own kernels are not in this
+        module, so the shapes of their operands come from the call.
         """
         body = instruction.attribute(r'"body":"([^"]*)"')
         return kernel_work(body, self._kernels.get(body) or _called_with(instruction)) if body else None
 
     def without_estimate(self, instruction: Instruction, scope: Scope, cost: OperationCost) -> str:
-        """Return the kind of an operation whose time is unknown, or an empty string if it can be estimated.
+        """Return the kind of an operation whose time is unknown, or an empty string if the time can be estimated.
 
         Memory traffic alone does not predict the time of a sort, of a routine of the compiler such as a Cholesky
         decomposition, of a kernel without products, or of rows that are read and written in on-chip memory.

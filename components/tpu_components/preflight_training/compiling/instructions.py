@@ -42,7 +42,8 @@ class Array:
     Attributes:
         kind: Type of the elements, such as `bf16`.
         dims: Dimensions.
-        space: Number of the memory that holds the array: `HBM`, `VMEM`, or another memory, such as 3 for CMEM on v4.
+        space: Number of the memory space that holds the array: `HBM` (0), `VMEM` (1), or the number of another memory,
+            such as 3 for CMEM on TPU v4.
         bits: Bits per element if the layout specifies them, as for packed int4. None means the bits of `kind`.
     """
 
@@ -115,7 +116,10 @@ Scope = Mapping[str, Instruction]  # A computation: its instructions by name.
 
 
 def parse_hlo(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
-    """Parse a module. Return its computations, as `{computation: {name: instruction}}`, and the name of its entry."""
+    """Parse the text of an HLO module.
+
+    Return its computations, as `{computation: {name: instruction}}`, and the name of its entry computation.
+    """
     computations: dict[str, dict[str, Instruction]] = {}
     entry = ""
     current = ""

@@ -1,4 +1,4 @@
-"""Computes a lower bound of the memory that each example of a batch needs, without compiling the training step."""
+"""Computes a lower bound on the memory per example of a training step, without compiling the step."""
 
 import contextlib
 import math

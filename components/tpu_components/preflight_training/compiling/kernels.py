@@ -60,7 +60,8 @@ class Array(NamedTuple):
 
     Attributes:
         shape: Shape of the whole array.
-        values: Values of the array, or None if they are unknown.
+        values: Pairs of each distinct value in the array and the number of its occurrences, or None if the values are
+            unknown.
     """
 
     shape: tuple[int, ...]
@@ -123,8 +124,8 @@ def read_kernels(module: Any) -> dict[str, tuple[Array, ...]]:
     """Return the operands and results of every kernel in a StableHLO module, keyed by the kernel's program.
 
     An operand has known values if it is a constant of integers with few different values, such as the mask of blocks
-    of splash attention. If a kernel is called several times, the occurrences of the values in all calls are added up,
-    and the shapes are those of the first call.
+    of splash attention. If a kernel is called several times, the result counts how often each value occurs in all calls
+    together, and has the shapes of the first call.
     """
     kernels: defaultdict[str, list[Any]] = defaultdict(list)
     calls: defaultdict[str, list[Any]] = defaultdict(list)
@@ -274,7 +275,10 @@ class _Kernel:
 
     @property
     def work(self) -> KernelWork:
-        """The work of all steps of the grid. A function without a grid only selects blocks: no steps."""
+        """The work of all steps of the grid.
+
+        A function without a grid only selects blocks of an array, so its number of steps is 0.
+        """
         work = self._work(self.function.operation)
         if not self._bounds:
             return work._replace(steps=0.0)

@@ -28,13 +28,13 @@ class Outcome:
             in the memory of a device. 0 unless the program fits.
         fixed_bytes: Part of `peak_bytes` that certainly does not grow with the batch: the model's state, and a resident
             training split. 0 unless the program fits.
-        example_bytes: Lower bound of the bytes that each example of a batch needs. 0 unless the program fits.
+        example_bytes: Lower bound on the bytes that each example of a batch needs. 0 unless the program fits.
         cost: Cost of the program. None unless the program fits.
         parameters: Number of trainable parameters.
         objection: Reason why train_model would reject a model that fits. Empty if there is none.
         stage: Number of the training stage that was compiled, from 1, or 0 for a training run without stages.
-        learning_rate: Peak learning rate of training for one replica. It comes from the model's optimizer if training
-            uses this optimizer. 0 if the training step was not compiled.
+        learning_rate: Peak learning rate of training for one replica. If training uses an optimizer that comes with
+            the model, this is that optimizer's learning rate. 0 if the compilation failed.
         program: Digest of the step from `step_digest`, which training also calls. Empty if unknown.
         is_cached: Whether the outcome was taken from the cache.
     """

@@ -145,7 +145,8 @@ def compile_module(
 def device_peak_bytes(stats: Any) -> int:
     """Return the peak memory use of a device from the statistics of `compile_module`.
 
-    XLA's peak includes inputs and outputs in the memory of the host, such as those in `jax.memory.Space.Host`.
+    XLA's peak also includes inputs and outputs in the memory of the host, such as those in `jax.memory.Space.Host`.
+    These are subtracted.
     """
     in_host = stats.host_argument_size_in_bytes + stats.host_output_size_in_bytes - stats.host_alias_size_in_bytes
     return int(stats.peak_memory_in_bytes - in_host)

@@ -1,1 +1,1 @@
-"""Preflight of any step that `jax.jit` accepts or that is a StableHLO module."""
+"""Estimates memory, time and price of your own step: a function that `jax.jit` accepts, or a StableHLO module."""

@@ -74,7 +74,7 @@ class StepComparison(Displayed):
 
     @property
     def reports(self) -> tuple[StepReport, ...]:
-        """Report of each step, in the order of the comparison."""
+        """Report of each step, in the order of the ranking."""
         return tuple(entry.report for entry in self.ranked)
 
     @property
@@ -113,7 +113,7 @@ class StepComparison(Displayed):
         return len(known) > 1 and known[1][1] < known[0][2]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each step, as a mapping."""
+        """Return one row per step, in the order of the ranking. Each row maps column names to values."""
         rows = []
         for entry in self.ranked:
             report = entry.report

@@ -99,8 +99,8 @@ def tpu_slice(machine: str) -> Slice:
     entry = load_catalogue().find(machine)
     if entry.is_gpu:
         raise InputError(
-            f"Cannot compile for {machine}: expected a TPU slice, received a machine with GPUs. Only the TPU compiler "
-            "runs without its device. Give the name of a TPU slice, such as v5e-8."
+            f"Cannot compile for {machine}: expected a TPU slice, received a machine with GPUs. Compiling without the "
+            "device is possible only for TPUs. Give the name of a TPU slice, such as v5e-8."
         )
     return entry
 

@@ -53,10 +53,10 @@ class StepCase:
         slices: Number of slices, which the data-centre network connects.
         largest: Function that takes a size, such as a batch size, and returns the positional arguments for it. If it is
             set, preflight searches for the largest size that fits and reports on this size, and `args` must be empty.
-        levels: Largest number of scopes in the name of a layer.
+        levels: Largest number of nested scopes (see `jax.named_scope`) in the name of a layer.
         default_backend: Value that `jax.default_backend()` returns while the step is traced.
-        receipts: Folder of receipts (measured runs) from which the intervals are derived. Empty means the folder in
-            TPU_PIPELINES_RECEIPTS or, if this variable is not set, `runs/receipts`.
+        receipts: Folder of receipts (measured runs) from which the intervals of the step time are derived. Empty means
+            the folder in TPU_PIPELINES_RECEIPTS or, if this variable is not set, `runs/receipts`.
     """
 
     step: Any
@@ -166,7 +166,9 @@ def examine(case: StepCase, box: sandbox.Sandbox, runs: Sequence[Run]) -> StepRe
     args = case.args
     if case.largest:
         if args:
-            raise InputError("Cannot use both inputs and `largest`: `largest` returns the inputs for a size.")
+            raise InputError(
+                "Cannot use both inputs and `largest`: `largest` returns the inputs for a size. Remove the inputs."
+            )
         largest = _search(case, case.largest, box)
         args = _inputs_of(case.largest, max(largest.size, 1) if largest else _FIRST_SIZE)
     program = case.program(args)

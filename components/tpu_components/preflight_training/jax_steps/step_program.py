@@ -31,7 +31,7 @@ class StepProgram:
         step: The lowered step.
         machine: Slice to compile for. The step does not have to use all of its devices.
         slices: Number of slices, which the data-centre network connects.
-        levels: Largest number of scopes in the name of a layer.
+        levels: Largest number of nested scopes (see `jax.named_scope`) in the name of a layer.
     """
 
     step: LoweredStep

@@ -246,7 +246,7 @@ def test_names_in_a_file_are_kept(report_of):
         ("own mistake", r"failing at programs.py:\d+: KeyError: 'factor'. Call the step on arrays first"),
         ("leaving", "Cannot trace the step leaving at .*bye"),
         ("slices without a mesh", "must use all 16 devices, but is written for 1. Shard its inputs over tp.mesh"),
-        ("gpu", "received a machine with GPUs. Only the TPU compiler runs without its device. Give the name"),
+        ("gpu", "received a machine with GPUs. Compiling without the device is possible only for TPUs. Give the name"),
         ("no step", "expected a function that `jax.jit` takes, or a StableHLO file"),
         ("options of a jitted step", "Cannot use donate_argnums with train_step, which is already jitted"),
         ("inputs and largest", "`largest` returns the inputs for a size"),
