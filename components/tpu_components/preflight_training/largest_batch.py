@@ -1,4 +1,7 @@
-"""Finds the largest batch that fits by compiling several batch sizes, or an upper bound by compiling one size."""
+"""Finds the largest batch that fits in device memory, by compiling the program with several batch sizes.
+
+After a single compilation, only an upper bound on the largest batch is known.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,7 +15,7 @@ _MAX_GUESSES = 3
 
 @dataclasses.dataclass(frozen=True)
 class LargestBatch:
-    """Largest number of examples per replica that fits.
+    """Largest number of examples per replica that fits in device memory.
 
     Attributes:
         size: Number of examples.
@@ -32,18 +35,19 @@ class LargestBatch:
 
 
 def find_largest_batch(attempt: Callable[[int], Outcome], first: int, capacity_bytes: int) -> LargestBatch | None:
-    """Find the largest batch per replica that fits.
+    """Find the largest batch per replica that fits in device memory.
 
-    The search begins with guesses from the memory of the compiled batches. It continues in strides that double until
-    one batch fits and a larger one does not, and then by bisection.
+    The search compiles the program with several batch sizes. First, it extrapolates the memory of the compiled batches
+    to guess the largest size. Then it changes the size in increments that double, until one size fits and a larger one
+    does not. Finally, it bisects between these two sizes.
 
     Args:
-        attempt: Function that compiles the program with a batch size.
+        attempt: Function that compiles the program with a batch size, and returns the outcome.
         first: Batch size to try first.
-        capacity_bytes: Available memory, in bytes.
+        capacity_bytes: Memory of a device that the program may use, in bytes.
 
     Returns:
-        The largest batch. Its size is 0 if not even one example fits. None if a compilation failed for a reason other
+        The largest batch, with size 0 if not even one example fits. None if a compilation failed for a reason other
             than memory before any batch fitted.
 
     Example:
@@ -78,16 +82,16 @@ def find_largest_batch(attempt: Callable[[int], Outcome], first: int, capacity_b
 
 
 def bound_largest_batch(size: int, fixed_bytes: int, example_bytes: int, capacity_bytes: int) -> LargestBatch:
-    """Return an upper bound of the largest batch, from the compilation of one batch size.
+    """Return an upper bound on the largest batch that fits, from the compilation of one batch size.
 
-    The compiler needs more memory for an example than the bound counts, because it also keeps gradients, intermediate
-    results and padding. The largest batch is often half of the bound.
+    The bound is usually too high, because a program also keeps gradients, intermediate results and padding, which
+    `example_bytes` does not count. The largest batch that fits is often half of the bound.
 
     Args:
         size: Batch size that fits.
         fixed_bytes: Memory that does not grow with the batch, in bytes.
-        example_bytes: Lower bound of the memory that each example needs, in bytes. It must be positive.
-        capacity_bytes: Available memory, in bytes.
+        example_bytes: Lower bound on the memory that each example needs, in bytes. It must be positive.
+        capacity_bytes: Memory of a device that the program may use, in bytes.
 
     Example:
         >>> bound_largest_batch(size=100, fixed_bytes=500, example_bytes=2, capacity_bytes=7_000)

@@ -90,17 +90,20 @@ class PreflightResult:
     """Result of preflight for the machine that will train the model.
 
     Attributes:
-        passed: Whether the training step compiles for the machine, fits its memory and keeps every budget, and
-            train_model would accept it.
+        passed: Whether the training step compiles for the machine, fits its memory and stays within all limits on time,
+            price and waiting, and whether train_model would accept the parameters. For a GPU, the
+            step is not compiled, and it also passes if it may fit.
         machine: The machine's short name.
         verdict: `fits`, `may_fit`, `does_not_fit`, `does_not_compile`, `timed_out`, `out_of_memory`, `crashed`.
         reasons: Reasons why the training run did not pass. Empty if it passed.
-        step_ms: Time of a step on the device, or 0 if unknown.
-        epoch_seconds: Time of an epoch, including waiting for data, or 0 if unknown.
-        usd_per_run: Expected price of a run, or 0 if no price is known.
+        step_ms: Time of a step on the device, in milliseconds, or 0 if unknown.
+        epoch_seconds: Time of an epoch, including waiting for data, in seconds, or 0 if unknown.
+        usd_per_run: Expected price of a run, in US dollars, or 0 if no price is known.
         timeout_seconds: Time limit of training, in seconds, or 0 if it is unknown.
-        footprint: Fields of the `Footprint` of the training run. Empty if the training step does not fit.
-        prediction: Fields of the `Prediction` of the training run. Empty if its time is unknown.
+        footprint: Estimated memory, step time and price, as the fields of a `Footprint`. They are stored with a
+            registered version. Empty if the training step does not fit.
+        prediction: Predicted time, memory and price, as the fields of a `Prediction`. evaluate_model compares them with
+            the finished run. Empty if the time is unknown.
     """
 
     passed: bool

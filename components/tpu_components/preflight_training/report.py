@@ -1,4 +1,4 @@
-"""Presents a preflight as text for the terminal, as a JSON file, and as an HTML page.
+"""Presents the findings of preflight as text for the terminal, as a JSON file, and as an HTML page.
 
 The page needs no network access and no scripts.
 """
@@ -193,7 +193,7 @@ class _MachineText:
         return [figures]
 
     def model(self) -> Fields:
-        """Return the model, and the machine for which it was compiled."""
+        """Return fields that describe the model, and the machine for which the model was compiled."""
         report, machine = self.report, self.machine
         chips, devices, hosts = machine.chips, machine.devices, machine.hosts
         parameters = [f"{name} {value}" for name, value in report.model_parameters.items()]
@@ -206,7 +206,11 @@ class _MachineText:
         return Fields(rows)
 
     def describe(self, is_short: bool = False) -> list[Block]:
-        """Return all findings. The short form has only the eight longest layers, and no table of a step's parts."""
+        """Return all findings about the machine.
+
+        The short form lists only the eight longest layers, and leaves out the table that divides the step time into
+        matrix products, their padding, communication and the rest.
+        """
         machine = self.machine
         return [
             *([machine.reason] if machine.reason else []),
@@ -292,11 +296,11 @@ class _MachineText:
         return Table({"part of a step": "<", "time": ">", "share": ">"}, rows)
 
     def row(self, fastest: float, longest: float) -> tuple[str | Cell, ...]:
-        """Return a row of the table of machines.
+        """Return the machine's row in the table that compares machines.
 
         Args:
-            fastest: Shortest time of an epoch on a machine that passed, in seconds.
-            longest: Longest time of an epoch on any machine, in seconds.
+            fastest: Shortest time of an epoch on a machine that passed, in seconds. A machine with this time is marked.
+            longest: Longest time of an epoch on any machine, in seconds. The bars of epoch times are relative to it.
         """
         machine = self.machine
         step = machine.step

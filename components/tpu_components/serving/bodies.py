@@ -25,7 +25,7 @@ class HeldBytes:
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[Hold]:
-        """Yield the function with which one request reserves bytes. They are released when the block ends."""
+        """Yield a function that reserves bytes for one request. The bytes are released when the `with` block ends."""
         own = 0
 
         def hold(num_bytes: int) -> None:

@@ -41,7 +41,7 @@ class ExportedModel:
     Attributes:
         name: Name of the model in the configuration, for example `digits_cnn`, or the name under which it was imported.
         class_names: Class names in the order of the outputs. For a regression, names of the targets.
-        input: Input of the model.
+        input: Kind and shape of the model's inputs.
         predict: Prediction function for a batch of N >= 1 inputs. It returns float32[N, outputs]: class probabilities,
             or numbers in the targets' units. Images are uint8[N, height, width, channels]. Texts are int32[N,
             num_tokens] IDs. A language model returns the probabilities of the character after the last non-zero ID. A
@@ -50,8 +50,9 @@ class ExportedModel:
         task: Task of the model, a key of `interface.TASKS`.
         format: Loaded format: `float`, `int8` or `saved_model`.
         step: Function of a language model that processes one more character of each text, or None for other models.
-        state_size: Size of the language model's state.
-        columns: Column names of the data set; see `ExportInfo.columns`.
+        state_size: Number of float32 values in the state that a language model keeps for each text, or 0 for other
+            models.
+        columns: Column names in the data set's source, by this project's column names; see `Manifest.columns`.
     """
 
     name: str
@@ -83,12 +84,15 @@ class ExportedModel:
         return self.rank(output, top)
 
     def describe(self, output: np.ndarray, probabilities: Mapping[str, float] | None = None) -> dict[str, Any]:
-        """Return the prediction for one example as a JSON object: `class` and `confidence`, `labels` or `values`.
+        """Return the prediction for one example as a JSON object, whose keys depend on the task.
+
+        The key is `labels` for a multi-label task, and `values` for a regression. Other tasks have the keys `class` and
+        `confidence`.
 
         Args:
-            output: float32[outputs].
-            probabilities: Probabilities by name, to return under the key `probabilities`; `labels` is then a list of
-                names. If None, only the predicted class or labels are returned, with their probabilities. Ignored for a
+            output: Output of the model for the example, float32[outputs].
+            probabilities: Probabilities by name, to return under the additional key `probabilities`. If they are set,
+                `labels` is a list of names. If None, `labels` maps the names to their probabilities. Ignored for a
                 regression.
         """
         prediction = dict(self.decode(output, 1))

@@ -1,4 +1,4 @@
-"""Predicts a user's files, folders, arrays and texts with an exported model."""
+"""Runs an exported model on a user's files, folders, arrays and texts."""
 
 import dataclasses
 import io
@@ -69,7 +69,7 @@ def continue_texts(
     seed: int = 0,
     use_int8: bool = False,
 ) -> Iterator[Continuation]:
-    """Generate continuations of prompts with a language model.
+    """Generate a continuation of each prompt with a language model. Yield one `Continuation` at a time.
 
     Args:
         export_dir: Folder that export_model wrote.
@@ -123,7 +123,11 @@ class ExamplePrediction:
     task: str = CLASSIFICATION
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the prediction as a JSON object: `input`, and {name: number} as `classes`, `labels` or `values`."""
+        """Return the prediction as a JSON object with two keys.
+
+        `input` is the name of the input. The other key is `classes`, `labels` or `values`, depending on the task, and
+        contains {name: number}.
+        """
         return {"input": self.name, _PREDICTED[self.task]: dict(self.classes)}
 
 
@@ -135,7 +139,7 @@ def predict_inputs(
     lines: bool = False,
     column: str = "text",
 ) -> Iterator[ExamplePrediction]:
-    """Predict any number of images or texts. Yield one prediction at a time.
+    """Yield the predictions of an exported model for any number of images or texts, one at a time.
 
     Args:
         export_dir: Folder that export_model wrote.
@@ -401,9 +405,10 @@ def _decode_image(path: str, content: bytes, wanted: ImageInput, losses: list[Ma
 
 
 def read_input_arrays(path: str) -> dict[str, np.ndarray]:
-    """Return the arrays of an .npy or .npz file, without arrays of labels.
+    """Return the arrays of an .npy or .npz file as a mapping. Arrays of labels are left out.
 
-    The key of an array is `:NAME` in an .npz file, and an empty string in an .npy file.
+    The key of an array is `:NAME` for an .npz file, and an empty string for an .npy file. `y_test` next to `x_test` is
+    an example of an array of labels.
 
     Raises:
         InputError: If the file is missing or damaged, or contains no array.

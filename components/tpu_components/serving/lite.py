@@ -1,6 +1,7 @@
 """Loads LiteRT files as functions.
 
-This module imports no other module of this project, because exports are verified in a process without the project.
+This module imports no other module of this project, because it is also loaded in the process that verifies exports,
+which cannot import the project.
 """
 
 import threading
@@ -32,7 +33,8 @@ def load_predictor(path: Path, num_threads: int, factor: Any = 1.0, addend: Any 
     Args:
         path: The file.
         num_threads: Number of threads for one call.
-        factor: Factor by which the outputs are multiplied.
+        factor: Factor by which the outputs are multiplied. For a regression, `factor` and `addend` convert the outputs
+            to the targets' units.
         addend: Number that is added to the multiplied outputs.
     """
     interpreter = _interpreter(path, num_threads)
@@ -80,7 +82,16 @@ def _one_at_a_time(path: Path, num_threads: int) -> Predict:
 def load_step(path: Path, num_threads: int, num_classes: int) -> tuple[StepFunction, int]:
     """Load the step function of a language model from its LiteRT file.
 
-    Return the function and the size of the state.
+    The function takes the IDs of the current characters of N texts, int32[N], and the states, float32[N, state_size].
+    It returns the probabilities of the next characters, float32[N, classes], and the new states.
+
+    Args:
+        path: The file.
+        num_threads: Number of threads for one call.
+        num_classes: Number of characters that the model can predict.
+
+    Returns:
+        The function and `state_size`, the number of values in the state of one text.
     """
     interpreter = _interpreter(path, num_threads)
     inputs = {details["dtype"]: details for details in interpreter.get_input_details()}

@@ -59,7 +59,7 @@ class Metrics:
     def count(self, route: str, status: int, seconds: float, instances: int) -> None:
         """Count a request that received a response.
 
-        `route` is one of a few names, never a path from a client.
+        `route` is one of a few fixed names, never a path that a client sent: each name becomes a separate time series.
         """
         self._requests.labels(route, status).inc()
         self._instances.inc(instances)

@@ -1,4 +1,4 @@
-"""Measures the goodput of a training run: the share of the paid time that was spent on steps in the run's result.
+"""Measures the goodput of a training run: the share of the paid time spent on steps that led to the trained model.
 
 The paid time is the time of all sessions of the run. A session is the life of one training process.
 
@@ -44,8 +44,8 @@ class _Session:
     def start_up_seconds(self) -> float:
         """Seconds from the session's start to the end of its first step, or to its last update if no step has ended.
 
-        The value is 0 if a later session continued from a checkpoint of this session, although this session was killed
-        before it recorded the end of its first step.
+        The value is 0 if the start-up time is unknown: this session wrote a checkpoint from which a later session
+        continued, but was killed before it recorded the end of its first step.
         """
         if self.began is None and self.kept is not None:
             return 0.0
@@ -114,7 +114,7 @@ class GoodputRecorder:
         self._earlier = []
 
     def accept(self, continued_from: float) -> None:
-        """Record that this session trains. From then on, the session is counted even if it fails.
+        """Record that this session begins to train. From then on, the session is counted even if it fails.
 
         Args:
             continued_from: Time of the checkpoint from which this session continues, in seconds since 1970, or 0 if
@@ -167,8 +167,8 @@ class GoodputRecorder:
         - `waiting`: Waiting for input and checkpoints: DATA_LOADING and UNPRODUCTIVE_CHECKPOINT_SAVE_TIME.
         - `lost`: Time from the last checkpoint of a killed session to the last update of its entry in the goodput file:
           WASTED_PROGRESS_FROM_DISRUPTION.
-        - `other`: Validation, compilation of later stages and saving the model (OTHER), and time that a file of an
-          older version does not classify.
+        - `other`: Validation, compilation of later stages and saving the model (OTHER). If the file has sessions from
+          older versions, which did not record start-up and lost time, this time is also part of `other`.
 
         Args:
             trained: Seconds of the steps that are part of the result.

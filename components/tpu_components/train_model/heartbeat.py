@@ -1,8 +1,8 @@
 """Heartbeats: a process rewrites a file every few seconds to show that it is alive.
 
-The step that waits for the hosts of a JobSet writes a heartbeat to the shared volume. If the heartbeat stops, the hosts
-end. This is needed because a killed step cannot delete its JobSet, and Kubernetes deletes a JobSet only together with
-its owner, which may be hours later.
+The pipeline step that waits for the hosts of a JobSet writes a heartbeat to the shared volume. If the heartbeat stops,
+the hosts stop training and end. This is needed because a step that is killed cannot delete its JobSet, and Kubernetes
+deletes a JobSet only together with its owner, which may be hours later.
 """
 
 import contextlib

@@ -56,9 +56,12 @@ _GONE_SECONDS = 120.0
 
 
 def requested_jobset() -> Mapping[str, Any] | None:
-    """Return the JobSet request from the environment, or None if there is no request.
+    """Return the request to train with a JobSet from TPU_PIPELINES_JOBSET, or None if the variable is not set.
 
     Without a request, this process trains the model itself.
+
+    The request has the keys `manifest`, the JobSet without its name and command, and `shared`, a folder that the step
+    and all hosts mount.
     """
     text = os.environ.get(JOBSET_VARIABLE, "")
     return json.loads(text) if text else None
@@ -81,11 +84,11 @@ def train_on_hosts(
     A step that is cancelled, timed out or evicted has less than a second to delete the JobSet: Argo signals all
     processes of the step, KFP's launcher exits at once, and the container ends with it (argo-workflows at f016ad8,
     workflow/executor/osspecific/signal_darwin.go: Kill, Wait; kubeflow/pipelines at 7b70c7b,
-    backend/src/v2/component/launcher_v2.go: execute). If the step is killed before that, the hosts end later, because
-    the step's heartbeat stops; see `heartbeat`.
+    backend/src/v2/component/launcher_v2.go: execute). If the step is killed before the JobSet is deleted, the hosts end
+    later, because the step's heartbeat stops; see `heartbeat`.
 
     Args:
-        ask: JobSet request, from `requested_jobset`.
+        ask: Request to train with a JobSet, from `requested_jobset`.
         params: Parameters of the training run.
         records_dir: Folder that create_tfrecords wrote.
         output: Folder for the model.
@@ -397,7 +400,7 @@ class JobSet:
 
 @contextlib.contextmanager
 def cluster_errors(cluster: str, denied: str = "") -> Iterator[None]:
-    """Convert errors that the Kubernetes client raises in the `with` block.
+    """Convert errors that the Kubernetes client raises in the `with` block to the errors listed below.
 
     Args:
         cluster: Name of the cluster for messages, for example "The cluster". It begins a sentence.

@@ -105,7 +105,7 @@ class ResidentFeed:
 
         Args:
             epoch: Index of the epoch, from 0.
-            start_step: Ignored, because the program's carry contains the step.
+            start_step: Ignored, because the compiled program itself counts the steps of the epoch.
         """
         order = self._drawn.pop(epoch, None) or self._pool.submit(self._draw, epoch)
         self._drawn = {epoch + 1: self._pool.submit(self._draw, epoch + 1)}
@@ -223,7 +223,11 @@ class _Pace:
         self._num_blocks = 0
 
     def learn(self, seconds: float) -> None:
-        """Adapt `steps` to the duration of the last block."""
+        """Adapt `steps`, the number of steps per block, to the duration of the last block.
+
+        Args:
+            seconds: Duration of the last block, in seconds.
+        """
         if self._is_fixed:
             return
         self._num_blocks += 1
@@ -237,7 +241,7 @@ class _Pace:
 
 
 class DeviceLoop:
-    """Training loop of the JAX backend. It feeds the compiled program and checks the loss a few times per second.
+    """Training loop of the JAX backend: feeds the compiled program, and checks for divergence a few times per second.
 
     Attributes:
         is_resident: Whether the training split stays in device memory.

@@ -16,10 +16,10 @@ _WAITS = (INPUT, CHECKPOINT)
 
 
 class Stopwatch:
-    """Measures how long the host waits, by what it waits for. Time outside of `measure` blocks counts as `host`.
+    """Measures how long the host waits for each kind of work. Time outside of `measure` blocks counts as `host`.
 
     Args:
-        kinds: Kinds of waiting to measure: `compute`, `input`, `checkpoint`.
+        kinds: What the host waits for, measured separately: `compute`, `input`, `checkpoint`.
 
     Attributes:
         kinds: The kinds that are passed to the constructor, and `host`.

@@ -28,11 +28,11 @@ def leave_receipt(session: Session, result: TrainResult, directory: Path) -> Non
 
 
 def make_receipt(session: Session, result: TrainResult) -> Receipt:
-    """Return the receipt of a finished training run, without the price and the name of a TPU or GPU machine.
+    """Return the receipt of a finished training run, without the price of the run.
 
-    evaluate_model adds both from preflight's prediction. train_model does not read the catalogue of machines, because
-    the catalogue would then be part of the code in the step's cache key, and every change of a price would cause the
-    model to be trained again.
+    On a TPU or GPU, the machine's name is also left out. evaluate_model adds both from preflight's prediction.
+    train_model does not read the catalogue of machines, because the catalogue would then be part of the code in the
+    step's cache key, and every change of a price would cause the model to be trained again.
     """
     device = session.device
     counts = session.step_times.counts

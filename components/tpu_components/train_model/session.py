@@ -1,4 +1,4 @@
-"""A session of a training run: the model, progress and checkpoints, from the start to the end of one process."""
+"""A session: the part of a training run that one process executes, with its model, progress and checkpoints."""
 
 import dataclasses
 import functools
@@ -185,10 +185,12 @@ class Session:
         return {name: variable for name, variable in self.variables().items() if name in self._averages}
 
     def select_weights(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """From the values of all variables, select the weights to validate and save.
+        """Return the values to validate and save as the model's weights, by the names that `weights` uses.
 
-        If `ema_decay` is set, the running averages of the weights are returned in place of the weights. The names are
-        those of `weights`.
+        These values are the weights or, if `ema_decay` is set, the running averages of the weights.
+
+        Args:
+            arrays: Values of all variables, by name.
         """
         return {weight: arrays[average] for weight, average in self._averages.items()}
 
@@ -199,7 +201,7 @@ class Session:
             checkpoint.restore(weights, {name: arrays[name] for name in weights})
 
     def examples_before(self, step: int) -> int:
-        """Return the number of examples in the first `step` steps of an epoch, without padding."""
+        """Return the number of examples in the first `step` steps of an epoch. Padding does not count as examples."""
         return min(step * self.batch_size, self.num_examples)
 
     def begin_epoch(self) -> float:
@@ -208,7 +210,7 @@ class Session:
         return self._epoch_begun
 
     def end_first_step(self) -> None:
-        """Record the end of the first step of the session, or of a stage. Later calls do nothing."""
+        """Record that the first step of the session or of a training stage has ended. Later calls do nothing."""
         if self.is_compiled:
             return
         self.progress.start_seconds += time.monotonic() - self._epoch_begun
@@ -317,7 +319,7 @@ class Session:
             raise termination.Terminated
 
     def divergence(self, step: int, what: str) -> InputError:
-        """Return the error to raise when a value is not finite. Before that, wait until the last checkpoint is written.
+        """Wait until the last checkpoint is written, then return the error to raise for a value that is not finite.
 
         Args:
             step: Step of the current epoch, from 1.

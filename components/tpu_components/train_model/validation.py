@@ -31,7 +31,7 @@ class ValidationSplit:
     Args:
         directory: Folder of the records.
         manifest: Manifest of the records. It must contain the split.
-        batch_size: Examples per step, of all hosts together.
+        batch_size: Examples per step, summed over all hosts.
         in_memory_mib: Largest decoded size to hold in RAM, in MiB.
         share: This host's share of the examples and of each batch.
 
@@ -91,7 +91,7 @@ class ShardedPredictor:
 
     Args:
         model: A keras.Model.
-        batch_shape: Shape of a batch of inputs, of all hosts together.
+        batch_shape: Shape of a global batch of inputs. The first size is the number of inputs on all hosts.
         mesh: Devices that share a batch, or None for a single device.
         share: This host's share of each batch.
     """

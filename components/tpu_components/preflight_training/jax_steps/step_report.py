@@ -1,4 +1,4 @@
-"""The report of a compiled step: its memory, time and price on a machine, as text, Markdown and a JSON file."""
+"""Reports the memory, time and price of a compiled JAX step on a machine, as text, Markdown and a JSON file."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -29,8 +29,9 @@ class Memory:
     """Memory that a step needs on each device, and memory that is available.
 
     Attributes:
-        peak_bytes: Peak use of a device, in bytes, even if this is more than a program may use. 0 if unknown.
-        capacity_bytes: Memory that a program may use, in bytes.
+        peak_bytes: Peak memory use of a device, in bytes. It can be more than `capacity_bytes`; then the step does not
+            fit. 0 if unknown.
+        capacity_bytes: Memory of a device that a program may use, in bytes.
     """
 
     peak_bytes: int
@@ -38,7 +39,7 @@ class Memory:
 
     @property
     def share(self) -> float:
-        """The peak as a share of the capacity."""
+        """Peak memory use divided by the memory that a program may use."""
         return self.peak_bytes / self.capacity_bytes
 
     def __str__(self) -> str:
@@ -52,11 +53,11 @@ class HourlyPrice:
     """Published price of a machine; see `machine_spec.Price`.
 
     Attributes:
-        usd_per_hour: Price of an hour of all slices, in US dollars.
-        region: Region of the price.
-        is_spot: Whether it is the price of spot machines.
-        target: Platform that trains: `vertex` or `kubeflow`.
-        date: Date of the price.
+        usd_per_hour: Price of all slices together, in US dollars per hour.
+        region: Region in which the price applies.
+        is_spot: Whether the price is for spot machines.
+        target: Platform on which the price applies: `vertex` or `kubeflow`.
+        date: Date on which the price was published; only a year if the day is unknown.
     """
 
     usd_per_hour: float
@@ -72,24 +73,26 @@ class StepReport(Displayed, JsonFile, name=STEP_FILE, what="a report of a step",
 
     Attributes:
         name: Name of the step.
-        machine: Name of the slice.
-        slices: Number of slices, which the data-centre network connects.
-        devices: Number of devices of all slices.
+        machine: Name of the machine, which is a TPU slice, such as `v5e-8`.
+        slices: Number of slices. The data-centre network connects them.
+        devices: Number of devices of all slices together.
         used_devices: Number of devices that the step uses.
         verdict: `fits`, `does_not_fit`, `does_not_compile`, `timed_out`, `crashed`, or `out_of_memory` if the compiler
             exceeded its memory limit on this machine.
         reason: Reason why the step does not fit or compile. Empty if it fits.
         memory: Memory that the step needs on each device.
-        step: Estimated time. None if the step does not fit, or the compiler has no estimate for any part of it.
-        accuracy: Accuracy of estimates for similar programs. None if `step` is None.
+        step: Estimated time of one execution of the step. None if the step does not fit, or if the compiler gives no
+            estimate at all.
+        accuracy: How closely the estimates for similar programs match published step times. None if `step` is None.
         layers: Estimated time of each layer, the longest first. A layer is a scope of `jax.named_scope`, which Flax's
             linen and Haiku open for each module. An operation outside of all scopes is a layer with the operation's
             name.
-        price: Price of an hour, or None if no price is published.
-        largest: Largest size that fits. None if preflight did not search for it, or the search failed.
+        price: Price per hour, or None if no price is published.
+        largest: Largest size of the inputs, such as the batch size per device, with which the step fits. None if
+            preflight did not search for it, or if the search failed.
         notes: Assumptions and limitations of the estimates, one sentence each.
-        compile_seconds: Time of the compilation.
-        compiler: Versions of libtpu and JAX.
+        compile_seconds: Time of the compilation, in seconds.
+        compiler: Versions of libtpu and JAX, by name.
         is_cached: Whether the outcome of the compilation was taken from the cache.
     """
 
@@ -123,12 +126,12 @@ class StepReport(Displayed, JsonFile, name=STEP_FILE, what="a report of a step",
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Ends of the 90% interval of the time of a step, in seconds, or None if the time is unknown."""
+        """Lower and upper end of the 90% interval of the step time, in seconds, or None if the time is unknown."""
         return (self.step.low_ms / 1e3, self.step.high_ms / 1e3) if self.step else None
 
     @property
     def dollars_per_hour(self) -> float | None:
-        """Price of an hour of all slices, in US dollars, or None if no price is published."""
+        """Price of all slices together, in US dollars per hour, or None if no price is published."""
         return self.price.usd_per_hour if self.price else None
 
     def per_second(self, items: float) -> float | None:
@@ -194,7 +197,11 @@ class StepReport(Displayed, JsonFile, name=STEP_FILE, what="a report of a step",
         return blocks.as_markdown(self.blocks(_TOP_LAYERS))
 
     def blocks(self, most_layers: int = 0) -> list[Block]:
-        """Return the report as blocks, with at most `most_layers` layers. 0 means all layers."""
+        """Return the report as paragraphs, fields and tables, which can be rendered as text or Markdown.
+
+        Args:
+            most_layers: Largest number of layers to list. 0 means all layers.
+        """
         step = self.step
         unused = f", of which the step uses {self.used_devices}" if self.used_devices < self.devices else ""
         count = f"{self.devices} device{'' if self.devices == 1 else 's'}"
@@ -225,7 +232,11 @@ class StepReport(Displayed, JsonFile, name=STEP_FILE, what="a report of a step",
 
 
 def dollars_text(price: tuple[float, float, float] | None) -> str:
-    """Return a price with its interval, such as `$7.40 (6.40–11.40)`, or `unknown` for None."""
+    """Format a price and its interval as text, such as `$7.40 (6.40–11.40)`, or `unknown` for None.
+
+    Args:
+        price: The estimate, and the lower and upper end of its 90% interval, in US dollars.
+    """
     return dollars_within(*price) if price else _UNKNOWN
 
 

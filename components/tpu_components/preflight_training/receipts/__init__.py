@@ -1,1 +1,1 @@
-"""Receipts of a project's training runs, and the intervals of step times that are derived from them."""
+"""Stores receipts of training runs (measured step times), and derives intervals of step times from them."""

@@ -1,11 +1,11 @@
 """Derives intervals of step times from the receipts of a project's runs.
 
-The statistical model describes the logarithm of the measured time divided by the compiler's estimate. This number is
-the sum of a bias of the project, a bias of the program, and the noise of the run. Before the first receipt, both biases
-together have the centre and the spread of the published step times, so the interval is that of the published step
-times. The more runs there are, the more the interval depends on the runs of the project and of the program. The spreads
-are not known exactly, so the interval averages over a grid of spreads, each weighted by how well it explains the
-receipts.
+A receipt records the measured and the predicted step time of a training run. The statistical model describes
+log(measured time / compiler's estimate) as the sum of a bias of the project, a bias of the program, and the noise of
+the run. The prior of the two biases comes from published step times: their sum has the mean and the standard deviation
+that the published times have. With more runs, the interval depends less on the prior, and more on the runs of the
+project and of the program. The standard deviations of the three terms are not known exactly, so the interval averages
+over a grid of them, each weighted by how well it explains the receipts.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ class Prior:
 
     @classmethod
     def from_accuracy(cls, accuracy: Accuracy) -> "Prior":
-        """Return the distribution whose 90% interval is equal to that of published step times."""
+        """Return the distribution whose 90% interval is that of `accuracy`, which comes from published step times."""
         low, high = math.log(accuracy.low), math.log(accuracy.high)
         return cls((low + high) / 2, (high - low) / (2 * _Z))
 
@@ -49,7 +49,7 @@ class Run:
     """A measured run.
 
     Attributes:
-        program: Name of the program. Equal programs on equal machines have equal names.
+        program: Name of the program and its machine, from `name_of`.
         ratio: Measured time of a step, relative to the compiler's estimate.
         prior: Distribution for the program before its first receipt.
     """
@@ -64,7 +64,7 @@ class Interval:
     """A 90% interval for the time of a step, relative to the compiler's estimate.
 
     Attributes:
-        factor: Median of the distribution.
+        factor: Median of the time of a step, relative to the compiler's estimate.
         low: Lower end of the interval.
         high: Upper end of the interval.
         own_runs: Number of runs of the same program on the same machine.
@@ -90,7 +90,7 @@ class Interval:
 
 
 class Calibration:
-    """Derives intervals from measured runs.
+    """Derives 90% intervals of step times from the measured runs of a project.
 
     Args:
         runs: Measured runs. There must be at least one.
@@ -174,7 +174,7 @@ def _quantile(share: float, centres: np.ndarray, spreads: np.ndarray, weights: n
 
 
 def name_of(program: str, machine: str) -> str:
-    """Return the name under which runs of a program on a machine are collected."""
+    """Return the name that all runs of a program on a machine have in `Run.program`."""
     return f"{program} {machine}"
 
 
@@ -193,9 +193,9 @@ def runs_of(receipts: Sequence[Receipt]) -> list[Run]:
 
 
 def calibrated(step: StepTime, runs: Sequence[Run], program: str, machine: str) -> StepTime:
-    """Return the time of a step with the factor and the interval that are derived from a project's runs.
+    """Return the estimated time of a step, corrected with the measured step times of a project's runs.
 
-    Without runs, the time is returned unchanged.
+    The correction factor and the 90% interval are derived from these runs. Without runs, the time is unchanged.
 
     Args:
         step: Time of the step, estimated without receipts.

@@ -1,4 +1,4 @@
-"""An overview of receipts: predicted and measured step times of each run, and the intervals derived from them."""
+"""An overview of receipts: each run's predicted and measured step time, and the step-time intervals of future runs."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ _NEW = {
 
 @dataclasses.dataclass(frozen=True)
 class Overview:
-    """An overview of receipts, and of the intervals that are derived from them.
+    """An overview of the receipts of training runs, and of the step-time intervals that are derived from them.
 
     Attributes:
         receipts: Receipts from a store.
@@ -51,8 +51,9 @@ class Overview:
     def intervals(self) -> list[tuple[str, str, Interval]]:
         """Return (program, machine, interval) for each measured program and for two kinds of new programs.
 
-        A measured program is named by its digest. For new programs, the name is a description, and the machine is
-        empty. Return an empty list if no run can be used.
+        A measured program is named by its digest. The two kinds of new programs are those that are estimated to use at
+        least half of the matrix units' peak, and those that use less. They are named by a description, and their
+        machine is empty. Return an empty list if no run can be used.
         """
         runs = runs_of(self.receipts)
         if not runs:

@@ -32,8 +32,8 @@ class TrainingProgress:
     """Progress of a training run, over all its sessions.
 
     Attributes:
-        identity: Result of `run_digest`, including its argument `program`. A run continues only from a checkpoint with
-            the same identity.
+        identity: Digest of everything that must be the same in all sessions of a run, from `run_digest` with the
+            argument `program`. A run continues only from a checkpoint with the same identity.
         epoch: Number of finished epochs.
         step: Number of finished steps of the current epoch.
         seconds: Training time so far, in seconds.
@@ -41,7 +41,7 @@ class TrainingProgress:
             before the end of the first epoch.
         best_loss: Value of this metric in `best_epoch`, or None before the end of the first epoch.
         history: Metrics and durations of each finished epoch, by name.
-        batch_size: Examples per step, of all replicas together.
+        batch_size: Examples per step, summed over all replicas.
         start_seconds: Part of `seconds` that passed before the first step of each session and stage ended. It includes
             compilation.
         waited_seconds: Part of `seconds` in which the host waited for input or checkpoints after the first step of each
@@ -137,9 +137,10 @@ def save_arrays(
     progress: TrainingProgress | None = None,
     manifest: PartsManifest | None = None,
 ) -> None:
-    """Write arrays, progress and the manifest of parts atomically into one `.npz` file.
+    """Write a checkpoint's arrays, and optionally its progress and manifest, atomically into one `.npz` file.
 
-    Sharded arrays are left out, because each host writes its parts with `PartsWriter`.
+    Arrays that are sharded over hosts are left out, because each host writes its parts of them with `PartsWriter`. The
+    manifest lists the files with these parts.
     """
     buffer = io.BytesIO()
     extra = {} if progress is None else {_PROGRESS: np.array(json.dumps(dataclasses.asdict(progress)))}
@@ -151,7 +152,10 @@ def save_arrays(
 
 
 def manifest_of(path: Path) -> PartsManifest | None:
-    """Return the manifest of parts in a file that `save_arrays` wrote, or None if there is no file or no manifest."""
+    """Return the list of the hosts' part files from a checkpoint that `save_arrays` wrote.
+
+    Return None if the checkpoint does not exist or has no such list.
+    """
     return _read(path, _PARTS)[1] if path.is_file() else None
 
 
