@@ -83,7 +83,7 @@ class Page:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Run(Displayed):
-    """A finished run. `to_pandas` returns its training history with one row per epoch.
+    """A finished run of the pipeline. `to_pandas` returns the training history with one row per epoch.
 
     Attributes:
         path: Folder of the run.
@@ -193,7 +193,7 @@ class Checks(Displayed):
 
     @property
     def is_sound(self) -> bool:
-        """Whether a run can start, because no finding is an error."""
+        """Whether a run can start, that is, whether no finding is an error."""
         return not errors_in(self.findings)
 
     def __str__(self) -> str:
@@ -243,7 +243,9 @@ def train(
     force: bool = False,
     **sections: Any,
 ) -> Run:
-    """Train, evaluate, export and register a model on this machine. Unchanged steps of earlier runs are reused.
+    """Train, evaluate, export and register a model on this machine.
+
+    Steps that have not changed since an earlier run are skipped, and their results are reused.
 
     Args:
         model: A keras.Model, whose current weights are the initial weights; the name of a ready-made model; or the
@@ -252,7 +254,7 @@ def train(
             `x_train`; a folder, file or source; or a mapping with the settings of the configuration section `data`.
         name: Name of the run. The default is the name of the model.
         workspace: Folder for runs.
-        force: Whether to run every step, even if it is unchanged.
+        force: Whether to run every step, even if it has not changed.
         sections: Other sections of a configuration, for example `training={"epochs": 3}`. The settings of all sections
             are listed at the end of `help(tpu_pipelines.train)`. If `data` is a tuple of arrays, the default batch size
             grows with the number of training examples, from 8 to 128 (for 2,560 examples or more).
@@ -306,13 +308,19 @@ def run(
     workspace: Place = _WORKSPACE,
     force: bool = False,
 ) -> Run:
-    """Run the whole pipeline on this machine. Unchanged steps of earlier runs are reused.
+    """Run the whole pipeline on this machine.
+
+    Steps that have not changed since an earlier run are skipped, and their results are reused.
 
     Args:
-        config: The name of a ready example, a YAML file, or a mapping of sections.
+        config: Name of an example configuration that comes with the package, path of a YAML file, or a mapping of
+            sections.
         overrides: Changed settings, each in the form `section.key=value`.
         workspace: Folder for runs.
-        force: Whether to run every step, even if it is unchanged.
+        force: Whether to run every step, even if it has not changed.
+
+    Returns:
+        The run, even if the gate has rejected its model.
 
     Raises:
         InputError: If the configuration or the data cannot be used.
@@ -338,7 +346,7 @@ def load_run(path: Place) -> Run:
 
 
 def compare(*runs: Place | Run) -> comparison.RunComparison:
-    """Compare runs: metrics, speed, sizes, and the differences between their configurations.
+    """Return a comparison of runs: metrics, speed, sizes, and the differences between their configurations.
 
     Args:
         runs: Runs, or folders of runs.
@@ -355,6 +363,9 @@ def check(config: Place | Mapping[str, Any], overrides: Sequence[str] = (), *, w
     """Check a configuration within seconds for problems that would stop a run or bias its result.
 
     `config`, `overrides` and `workspace` have the same meaning as in `run`.
+
+    Returns:
+        The findings, which print as text. The property `is_sound` says whether a run can start.
 
     Raises:
         InputError: If the configuration cannot be read, or a key or value is wrong.
@@ -373,7 +384,7 @@ class Preflight(Displayed, PreflightReport, name=PREFLIGHT_FILE, what="a preflig
         return report.as_text(self)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the findings as one mapping per machine, with the number of layers as `layers`."""
+        """Return one mapping per machine: the fields of its findings, except that `layers` is the number of layers."""
         return [{**machine.as_dict(), "layers": len(machine.layers)} for machine in self.machines]
 
 
@@ -392,6 +403,9 @@ def preflight(
         machines: Names of machines, for example v5e-4. If there are none, the machines of the configuration are used.
         overrides: Changed settings, each in the form `section.key=value`.
         workspace: Folder for the report.
+
+    Returns:
+        The findings for each machine, which print as text.
 
     Raises:
         InputError: If the configuration cannot be used, or the compiler is not installed.
@@ -465,7 +479,7 @@ def _as_array(values: Any) -> np.ndarray:
 
 
 def model_value(model: Any, folder: Path) -> Any:
-    """Return the value of `model` in a configuration. A model object is saved in `folder`.
+    """Return the section `model` of a configuration for a model. A Keras model is saved as a file in `folder`.
 
     The name of the saved file contains a hash of the model.
 
@@ -498,7 +512,7 @@ def model_value(model: Any, folder: Path) -> Any:
 
 
 def data_section(data: Any, folder: Path) -> Any:
-    """Return the section `data` of a configuration. Arrays are saved as one file in `folder`.
+    """Return the section `data` of a configuration for some data. Arrays are saved as one file in `folder`.
 
     The name of the file contains a hash of the arrays.
 

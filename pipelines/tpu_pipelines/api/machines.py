@@ -74,9 +74,9 @@ def on_machine(
     launcher, not to the job. Instead, use the argument `environment` and a larger machine.
 
     Args:
-        component: A component that runs one container: of this package, your own or from a third party. The object is
-            not changed. On a machine with several hosts, only `train_model` is supported, because each host runs the
-            container, and the program must find the other hosts.
+        component: A component that runs one container. It may come from this package, from your code or from a third
+            party. The object is not changed. On a machine with several hosts, only `train_model` is supported, because
+            each host runs the container, and the program must find the other hosts.
         machine: Name of a machine, for example `v5e-4` or `l4-1`; a mapping with `name` and other fields of the section
             `machine` of a configuration, for example `{"name": "v5e-4", "spot": True, "timeout_seconds": 7200}`; or a
             `MachineSpec`. `tpu-pipelines machines` lists the names. Without `timeout_seconds`, the step is stopped

@@ -62,11 +62,11 @@ def examine(
     workspace: Path = Path("runs"),
     context: str = "",
 ) -> list[Finding]:
-    """Run the checks of the requested cost classes on a configuration. Return their findings.
+    """Run those checks of a configuration that have one of the requested costs. Return their findings.
 
     Args:
         config: Configuration to check.
-        costs: Cost classes of the checks to run.
+        costs: Costs of the checks to run: reading small files, seconds of work, or requests to the platform.
         platform: The platform, or None for a run on this machine.
         settings: Project, region, bucket and images. If there is no platform, only the region is used, for prices.
         workspace: Folder for runs on this machine.
@@ -107,7 +107,7 @@ def require_ready(config: Config, platform: Platform, settings: Settings) -> lis
     The arguments are those of `examine`.
 
     Returns:
-        Findings that are hints or have an unknown state.
+        Findings that do not stop the run: hints, and checks whose result is unknown.
 
     Raises:
         InputError: If a run would fail. The message lists everything that is missing, with remedies.
@@ -270,7 +270,7 @@ class ConfigChecks:
 
 
 def contradictions(config: Config) -> Iterator[str]:
-    """Yield messages about settings that make another setting useless."""
+    """Yield messages about settings that contradict each other."""
     training = config.training
     shortest = min((stage.epochs for stage in training.stages), default=training.epochs)
     if training.warmup_epochs >= shortest:
@@ -284,7 +284,7 @@ def contradictions(config: Config) -> Iterator[str]:
 
 
 def contradicted_by(overview: DataOverview, config: Config) -> Iterator[str]:
-    """Yield messages about settings that are useless for the data."""
+    """Yield messages about settings that do not suit the data."""
     if config.training.early_stopping_epochs and VALIDATION not in overview.split_examples:
         yield (
             "training.early_stopping_epochs uses the training loss, because there is no validation split. Set "

@@ -116,13 +116,22 @@ def json_flag(text: str = "print JSON, and nothing else, on stdout") -> Argument
 
 
 def confidence(what: str) -> Argument:
-    """Return the option `--confidence`. In its help, `what` follows "probability that no drift is reported"."""
+    """Return the option `--confidence`.
+
+    Args:
+        what: Continuation of the help text "probability that no drift is reported …".
+    """
     text = f"probability that no drift is reported {what} (default: 0.99)"
     return typed("--confidence", Annotated[float, Range(0.5, below=1)], "SHARE", text, default=0.99)
 
 
 def limit(name: str, what: str) -> Argument:
-    """Return an option that sets a limit for `--against`. In its help, `what` follows "how much"."""
+    """Return an option that sets a limit for the comparison that `--against` requests.
+
+    Args:
+        name: Name of the option.
+        what: Continuation of the help text "how much …".
+    """
     text = f"with --against: how much {what}, as a fraction (default: {LIMIT})"
     return typed(name, Amount, "SHARE", text)
 

@@ -92,7 +92,10 @@ def _told(prices: Prices, target: str) -> str:
 
 
 def as_table(offers: Mapping[Slice, Prices]) -> str:
-    """Return a table of the slices, with the regions of each generation and notes on columns and prices below it."""
+    """Return a table of the slices.
+
+    Below the table are the regions of each generation, and notes on the columns and the prices.
+    """
     rows = [
         (
             entry.name,

@@ -78,9 +78,12 @@ def _tell_findings(findings: Iterable[Finding]) -> None:
 
 
 def plan_checked(arguments: argparse.Namespace, config: Config, settings: Settings) -> RunPlan:
-    """Plan a run, and check its model before the run costs anything.
+    """Return the plan of a run. Check its model first, so that a broken model is found before it costs anything.
 
-    If the data have to be downloaded first, the model is checked only when the steps run.
+    If the data have to be downloaded first, the model is not checked here, but only when the steps run.
+
+    Raises:
+        InputError: If the run cannot be planned, or the model does not work.
     """
     plan = plan_submission(config, PLATFORMS[arguments.target], settings)
     if plan.data is not None and needs_check(config):
@@ -89,13 +92,17 @@ def plan_checked(arguments: argparse.Namespace, config: Config, settings: Settin
 
 
 def ask_first(arguments: argparse.Namespace, config: Config, settings: Settings) -> None:
-    """Check on the platform whether the run can work, unless --no-doctor is set. Print hints."""
+    """Run quick checks of the platform before a run is submitted, unless --no-doctor is set. Print hints.
+
+    Raises:
+        InputError: If the run would fail.
+    """
     if not arguments.no_doctor:
         _tell_findings(require_ready(config, PLATFORMS[arguments.target], settings))
 
 
 def submit(arguments: argparse.Namespace) -> int:
-    """Compile the pipeline, and start or find its run. Return the exit code."""
+    """Compile the pipeline and start its run, or find the run if it was already started. Return the exit code."""
     if arguments.output and not arguments.dry_run:
         raise InputError("--output requires --dry-run. Add --dry-run, or remove --output.")
     settings = load_settings(os.environ, arguments.settings)

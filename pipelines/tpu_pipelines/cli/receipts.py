@@ -1,4 +1,4 @@
-"""The command `receipts`: adds receipts of training runs, and shows the time intervals that follow from them."""
+"""The command `receipts`: adds receipts of training runs, and shows the step-time intervals derived from them."""
 
 import argparse
 

@@ -171,7 +171,10 @@ class _Report:
     def write(self, links: Mapping[str, str], read: Callable[[], RunFindings], version: str = "") -> None:
         """Write the CI reports that the flags request.
 
-        `read` is called only if a report shows the findings of the run.
+        Args:
+            links: URLs of the run and its logs by link text, for the Markdown report.
+            read: Function that returns the findings of the run. It is called only if a report shows them.
+            version: Registered version for the outputs of the CI job. Empty if no version was registered.
         """
         entry = self._entry
         name = self._config.name

@@ -56,7 +56,10 @@ def tell_outcome(outcome: RunOutcome, as_json: bool, facts: Mapping[str, Any] = 
 
 
 def code_of(outcome: RunOutcome) -> int:
-    """Return the exit code of a local run: succeeded, rejected, failed, or failed by a mistake of the user."""
+    """Return the exit code of a local run.
+
+    The code is 0 for succeeded, 1 for failed, 2 for failed because of a user's mistake, and 3 for rejected by the gate.
+    """
     if outcome.summary.status == State.FAILED:
         return BAD_INPUT if outcome.is_input_error else FAILED
     return DONE if outcome.summary.status == State.SUCCEEDED else REJECTED
