@@ -314,7 +314,7 @@ def _check_pixels(nested: list[Any], image_shape: tuple[int, int, int]) -> np.nd
     if numbers.dtype.kind == "f" and numbers.max() == 1:  # Probably black and white, scaled to [0, 1].
         raise InputError(
             f"{expected}. Received: only 0.0 and 1.0. If the pixels are scaled, multiply them by 255. Otherwise, send "
-            "them as 0 and 1."
+            "them as the whole numbers 0 and 1."
         )
     return numbers.astype(np.uint8).reshape(image_shape)
 
@@ -372,7 +372,8 @@ def parse_infer(
 ) -> PredictRequest:
     """Parse a V2 inference request with one tensor.
 
-    The tensor contains UINT8 pixels, or BYTES: texts, or image files in Base64.
+    A tensor with the datatype UINT8 contains pixels. A tensor with the datatype BYTES contains texts, or image files in
+    Base64.
 
     Args:
         body: The request, in JSON.
@@ -427,7 +428,7 @@ def parse_infer(
     others = [item for item in data if not isinstance(item, str)]
     if size != len(data) or others:
         received = f"{_describe(others[0])} in the list" if others else f"{len(data)} strings"
-        raise InputError(f"inputs[0]: expected {size} strings, according to its shape. Received: {received}.")
+        raise InputError(f'inputs[0]: expected {size} strings, according to "shape". Received: {received}.')
     instances = [{"b64": text} for text in data] if of_images else data
     return _open_instances(instances, model.reader, limits, **asked)
 
@@ -485,7 +486,14 @@ def _check_tensor(data: list[Any], shape: Sequence[int], wanted: ImageInput) -> 
 
 
 def render_infer(name: str, model: ExportedModel, outputs: np.ndarray, asked: PredictRequest) -> bytes:
-    """Return the body of a V2 inference response."""
+    """Return the body of a V2 inference response.
+
+    Args:
+        name: Name of the model in the response.
+        model: Model with the names of classes or targets.
+        outputs: Outputs of the model, float32[N, classes or targets].
+        asked: The parsed request, with its ID and the names of the requested outputs.
+    """
     answers: list[dict[str, Any]] = []
     for output in asked.outputs:
         if output == _CLASS:

@@ -210,8 +210,8 @@ class _Training:
         if not known.get(name):
             names = [name for name, way in known.items() if way]
             raise InputError(
-                f"Cannot judge epochs by monitor={monitor!r}: expected one of {', '.join(names)}. For these metrics, "
-                f"Keras knows whether higher is better.{did_you_mean(name, names)}"
+                f"Cannot choose the best epoch by monitor={monitor!r}: expected one of {', '.join(names)}. For "
+                f"these metrics, Keras knows whether higher is better.{did_you_mean(name, names)}"
             )
         return name, known[name]
 

@@ -1,4 +1,4 @@
-"""Preflight of any step that `jax.jit` takes: whether it fits a TPU, how long it takes and what it costs."""
+"""Finds out, without a TPU, whether a step that `jax.jit` accepts fits a TPU, how long it takes and what it costs."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -51,8 +51,8 @@ def preflight_step(
         platform: Platform whose price is shown: `vertex` or `kubeflow`.
         region: Region whose price is shown. Empty means the cheapest region.
         spot: Whether to show the price of spot machines.
-        slices: Number of slices, which the data-centre network connects. Communication between slices is assumed to
-            use the whole bandwidth of this network.
+        slices: Number of slices. The data-centre network connects them. Communication between slices is assumed to use
+            the whole bandwidth of this network.
         name: Name of the step in the report. Empty means the name of the function.
         largest: Function that returns the positional arguments for a size of 1 or more, such as the batch size per
             device. The largest size that fits is found by compiling, and the report describes this size.
@@ -61,8 +61,9 @@ def preflight_step(
         compile_timeout_seconds: Time limit of one compilation.
         compile_memory_mib: Memory limit of the process that compiles, in MiB.
         cache_dir: Folder that keeps outcomes of compilations. None means `~/.cache/tpu-pipelines/preflight`.
-        receipts: Folder with receipts of your runs, local or in a bucket. They determine the interval of the step time.
-            Empty means the folder in TPU_PIPELINES_RECEIPTS or, if it is not set, `runs/receipts`.
+        receipts: Folder with receipts, local or in a bucket. A receipt is a file with the measured step times of one of
+            your training runs. The interval of the estimated step time is derived from the receipts. Empty means the
+            folder in TPU_PIPELINES_RECEIPTS or, if it is not set, `runs/receipts`.
         kwargs: Keyword arguments of the step.
         **jit_options: Options of `jax.jit`: `in_shardings`, `out_shardings`, `static_argnums`, `static_argnames`,
             `donate_argnums` and others.
@@ -132,6 +133,9 @@ def compare_steps(
         compile_memory_mib: Memory limit of the process that compiles, in MiB.
         cache_dir: Folder that keeps outcomes of compilations. None means `~/.cache/tpu-pipelines/preflight`.
 
+    Returns:
+        The reports of the steps, the cheapest step first. Steps that do not fit are last.
+
     Raises:
         InputError: If a step cannot be lowered, there are no cases, `items` does not have one positive number for each
             case, or `total` is not positive.
@@ -146,7 +150,7 @@ def compare_steps(
     if len(counts) != len(listed) or not listed or min(counts) <= 0:
         raise InputError(
             f"Cannot compare {len(listed)} steps: expected at least one step, and a positive number of items for each "
-            f"step. Received: {len(counts)} numbers of items."
+            f"step. Received: {len(counts)} values in `items`."
         )
     if not all(isinstance(case, StepCase) for case in listed):
         raise InputError("Cannot compare these steps: expected tp.StepCase(step, (params, batch), machine) for each.")

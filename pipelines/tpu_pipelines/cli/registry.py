@@ -122,7 +122,8 @@ def _describe(model: ModelRegistry, number: str) -> dict[str, Any]:
     version = model.find(number)
     if version is None:
         raise InputError(
-            f"{model.model_name!r} in {model.root} has no {number}. `tpu-pipelines registry list` shows the versions."
+            f"{model.model_name!r} in {model.root} has no version with the alias {number!r}. "
+            "`tpu-pipelines registry list` shows the versions and their aliases."
         )
     return {
         "model": model.model_name,

@@ -271,7 +271,9 @@ def _override(raw: dict[str, Any], change: str) -> None:
     try:
         target[key] = read_value(text)
     except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"Cannot use the override {change!r}: the value is not YAML. Correct the value.") from error
+        raise InputError(
+            f"Cannot use the override {change!r}: the value is not valid YAML. Correct the value."
+        ) from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,7 +295,9 @@ class ModelSection:
     def __post_init__(self) -> None:
         for file in self.files:
             if not Location(file).is_remote and not Path(file).exists():
-                raise InputError(f"The file {file!r} in model.files does not exist. Check the path, or remove it.")
+                raise InputError(
+                    f"The file {file!r} in model.files does not exist. Correct the path, or remove it from model.files."
+                )
         check_model(self.name, self.parameters)
 
 

@@ -299,7 +299,7 @@ def test_missing_and_malformed_files_are_refused(tmp_path, content, message):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("name=2024-13-45", "the value is not YAML"),
+        ("name=2024-13-45", "the value is not valid YAML"),
         ("name=", "name is None, expected a text"),
         ("gate.minimum=3", "gate.minimum is 3, expected a mapping"),
         ("training.seed=-1", "seed must be at least 0"),

@@ -1,4 +1,7 @@
-"""A folder of receipts: one file for each run, named by a digest of its measurements, so that a run counts once."""
+"""Stores receipts in a folder. A receipt is a file with the measured step times of a training run.
+
+The file name is a digest of the measurements, so a run that is added twice is stored once.
+"""
 
 import dataclasses
 import json
@@ -34,7 +37,7 @@ class Added:
 
 @dataclasses.dataclass(frozen=True)
 class ReceiptStore:
-    """Receipts of a project's runs in a folder.
+    """A folder with the receipts of a project's training runs, that is, their measured step times.
 
     Attributes:
         uri: The folder, local or in a bucket. A folder that does not exist counts as empty.
@@ -44,12 +47,12 @@ class ReceiptStore:
 
     @classmethod
     def of_workspace(cls, workspace: str | Path = "runs") -> "ReceiptStore":
-        """Return the store in TPU_PIPELINES_RECEIPTS or, if that is not set, in a workspace."""
+        """Return the store in the folder that TPU_PIPELINES_RECEIPTS names, by default `receipts` in the workspace."""
         return cls(os.environ.get(RECEIPTS_VARIABLE) or f"{workspace}/{RECEIPTS_DIR}")
 
     @classmethod
     def of_environment(cls) -> "ReceiptStore | None":
-        """Return the store in TPU_PIPELINES_RECEIPTS, or None if that is not set."""
+        """Return the store in the folder that TPU_PIPELINES_RECEIPTS names, or None if the variable is not set."""
         uri = os.environ.get(RECEIPTS_VARIABLE)
         return cls(uri) if uri else None
 
@@ -67,7 +70,9 @@ class ReceiptStore:
         return digest_of([receipt.as_dict() for receipt in receipts]) if receipts else ""
 
     def add(self, receipts: Iterable[Receipt]) -> Added:
-        """Add receipts. The receipt of a stored run is replaced only if it has no prediction and the new one does.
+        """Add receipts of runs that are not stored yet.
+
+        The receipt of a stored run is replaced only if it has no prediction, and the new receipt has one.
 
         Raises:
             InputError: If the folder cannot be written, or a stored receipt is damaged.
@@ -91,7 +96,7 @@ def find_receipts(place: str) -> Iterator[Receipt]:
     """Yield the receipts in a file, or in a folder and its subfolders, local or in a bucket.
 
     In a folder, receipts are the files named `receipt.json`. If the folder has only JSON files and no subfolders, it is
-    treated as another store, and all its files are receipts.
+    treated as the folder of another `ReceiptStore`, and all its files are receipts.
 
     Raises:
         InputError: If the place does not exist, has no receipt, or a receipt is damaged.
@@ -100,7 +105,9 @@ def find_receipts(place: str) -> Iterator[Receipt]:
         yield read_receipt(place)
         return
     if not Location(place).is_remote and Path(place).is_file():
-        raise InputError(f"Cannot add {place!r}: expected {RECEIPT_FILE}, a folder or a bucket. Check the path.")
+        raise InputError(
+            f"Cannot add receipts from {place!r}: expected {RECEIPT_FILE}, a folder or a bucket. Check the path."
+        )
     files = [file.name for file in storage.each_file(place)]
     is_store = all("/" not in name and _is_json(name) for name in files)
     names = [name for name in files if is_store or name.rpartition("/")[2] == RECEIPT_FILE]
@@ -117,7 +124,7 @@ def read_receipt(uri: str) -> Receipt:
     """Read one receipt.
 
     Raises:
-        InputError: If the file is missing, is too large, or is not a receipt of this version.
+        InputError: If the file is missing, is too large, or is not a receipt that this version can read.
     """
     try:
         content = storage.read_bytes(uri)
@@ -129,8 +136,8 @@ def read_receipt(uri: str) -> Receipt:
             raise
         reason = str(error) if isinstance(error, ValueError) else repr(error)
         raise InputError(
-            f"Cannot use {uri!r}: it is not a receipt of a training run of this version ({reason.rstrip('.')}). Remove "
-            "the file, or add only receipts that train_model or evaluate_model wrote."
+            f"Cannot use {uri!r}: it is not a receipt of a training run, or this version cannot read it "
+            f"({reason.rstrip('.')}). Remove the file, or add only receipts that train_model or evaluate_model wrote."
         ) from error
 
 

@@ -233,5 +233,5 @@ def _opened(path: Path, size: int | None = None) -> Iterator[Any]:
         folder = path.parent.parent
         raise InputError(
             f"Cannot continue from {folder}: a part of the checkpoint, {path}, is missing or damaged ({error}). All "
-            f"hosts need the same folder. To train from the start, delete {folder}."
+            f"hosts must use the same checkpoint folder. To train from the start, delete {folder}."
         ) from error
