@@ -21,7 +21,12 @@ class _Loader(yaml.SafeLoader):
         self._sizes: dict[int, int] = {}  # Number of values in each finished node, by its `id`.
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose a node as the base class does, and check its depth and its number of values."""
+        """Compose a node as the base class does, and limit what a malicious or broken file can do.
+
+        Raises:
+            yaml.YAMLError: If the file is nested too deeply, a value contains itself, or aliases expand to too many
+                values.
+        """
         is_alias = self.check_event(yaml.AliasEvent)
         before = self._num_values
         self._depth += 1
@@ -71,7 +76,7 @@ def read_mapping(path: Path, what: str, content: str) -> dict[str, Any]:
     Args:
         path: YAML file.
         what: Name of the file in error messages, for example "the configuration".
-        content: Expected content of the mapping in error messages, for example "sections".
+        content: What the file should contain, in words for error messages, for example "sections".
 
     Raises:
         InputError: If the file cannot be read, is not YAML, repeats a key, or contains no mapping.

@@ -1,4 +1,4 @@
-"""A pipeline that evaluates and exports a Keras model from another program, on TFRecord files of that program."""
+"""A pipeline that evaluates and exports a Keras model. Another program has written the data and trained the model."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tpu_components.kfp import Components, on_current_data, with_images
 # Stands for your own training. For a file in a bucket: dsl.importer("gs://my-bucket/digits.keras", dsl.Model).
 @dsl.component(base_image="us-docker.pkg.dev/my-project/images/tensorflow:1", install_kfp_package=False)
 def train_elsewhere(records: dsl.Output[dsl.Dataset], model: dsl.Output[dsl.Model], epochs: int = 30) -> str:
-    """Write scikit-learn's digits as TFRecord files, and train a Keras model. Return the files as a source.
+    """Write scikit-learn's digits as TFRecord files, and train a Keras model on them.
 
     Args:
         epochs: Number of training epochs.
@@ -19,7 +19,7 @@ def train_elsewhere(records: dsl.Output[dsl.Dataset], model: dsl.Output[dsl.Mode
     Returns:
         records: TFRecord files with the features `image/encoded` and `image/class/label`.
         model: The file `digits.keras`, which takes pixels from 0 to 1 and gives logits.
-        Output: The source for create_tfrecords.
+        Output: `tfrecords:` and the URI of the files: the value for the parameter `source` of create_tfrecords.
     """
     import os
 
@@ -57,7 +57,7 @@ def make_pipeline(platform: str, image: str = "", machine: Any = "v5e-1") -> Any
     Args:
         platform: `vertex`, `kubeflow`, or `local` for a run with kfp.local.
         image: This package's image in your registry, named by digest. Not needed for `local`.
-        machine: Machine of the evaluation, for example `l4-1`; see `tp.on_machine`.
+        machine: Machine that runs the evaluation, for example `l4-1`; see `tp.on_machine`.
     """
     steps = with_images(image) if image else Components()
     write_records = on_current_data(steps.create_tfrecords)

@@ -1,4 +1,4 @@
-"""A pipeline that uses this package's records, and trains in plain JAX on a TPU with code outside of this package."""
+"""A pipeline that writes TFRecord files with this package, and trains on a TPU with your own code in plain JAX."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def train_linear_model(records: dsl.Input[dsl.Dataset], model: dsl.Output[dsl.Mo
     """Train a linear classifier by gradient descent on all devices. Return its accuracy on the test split.
 
     Args:
-        records: Records of raw images that create_tfrecords wrote.
+        records: TFRecord files written by create_tfrecords, with the images as raw pixels.
         steps: Number of gradient steps.
 
     Returns:
@@ -65,7 +65,7 @@ def make_pipeline(platform: str, image: str = "", machine: Any = "v5e-4") -> Any
     Args:
         platform: `vertex`, `kubeflow`, or `local` for a run with kfp.local.
         image: This package's image in your registry, named by digest. Not needed for `local`.
-        machine: Machine of the training; see `tp.on_machine`.
+        machine: Machine that runs the training; see `tp.on_machine`.
     """
     steps = with_images(image) if image else Components()
     write_records = on_current_data(steps.create_tfrecords)

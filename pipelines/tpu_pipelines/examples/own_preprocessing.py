@@ -1,4 +1,4 @@
-"""A pipeline with custom preprocessing, followed by this package's records, training on a TPU, gate and export."""
+"""A pipeline with custom preprocessing, followed by this package's steps: records, training, evaluation and export."""
 
 from typing import Any
 
@@ -11,14 +11,14 @@ from tpu_components.kfp import Components, on_current_data, with_images
 # Your own image, with the packages that your code needs. By default, KFP would install itself when the step starts.
 @dsl.component(base_image="us-docker.pkg.dev/my-project/images/preprocessing:1", install_kfp_package=False)
 def prepare(images: dsl.Output[dsl.Dataset], brightest: int = 16) -> str:
-    """Scale the digits of scikit-learn to whole numbers from 0 to 255. Return them as a source for create_tfrecords.
+    """Scale the pixels of scikit-learn's digits to whole numbers from 0 to 255, and write the images to a file.
 
     Args:
-        brightest: Value of a white pixel.
+        brightest: Value of a white pixel before scaling.
 
     Returns:
         images: The file `digits.npz`.
-        Output: The source: `npz:` and the URI of the file.
+        Output: `npz:` and the URI of the file: the value for the parameter `source` of create_tfrecords.
     """
     import os
 
@@ -38,7 +38,7 @@ def make_pipeline(platform: str, image: str = "", machine: Any = "v5e-4") -> Any
     Args:
         platform: `vertex`, `kubeflow`, or `local` for a run with kfp.local.
         image: This package's image in your registry, named by digest. Not needed for `local`.
-        machine: Machine of the training; see `tp.on_machine`.
+        machine: Machine that runs the training; see `tp.on_machine`.
     """
     steps = with_images(image) if image else Components()
     write_records = on_current_data(steps.create_tfrecords)

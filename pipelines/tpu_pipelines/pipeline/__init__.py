@@ -1,1 +1,1 @@
-"""The pipeline: connection of its steps, cache keys, and compilation."""
+"""The pipeline: connects the steps, computes their cache keys, and compiles them for a platform."""

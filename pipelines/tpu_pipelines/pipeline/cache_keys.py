@@ -33,8 +33,8 @@ _WITHOUT_EFFECT = (
 def step_codes() -> dict[str, Code]:
     """Return the code of every step, by the step's name.
 
-    A step's code is the module of its component and all modules that this module imports. The imports in each file are
-    cached on disk, by the file's content.
+    A step's code is the module of its component, and all modules that this module imports directly or indirectly. To
+    make later calls faster, the imports of each file are cached on disk until the file changes.
     """
     own = digest_files({"": Path(fingerprint.__file__)})
     memo = sandbox.default_cache_dir() / f"references-{own[:16]}-{platform.python_version()}.json"
@@ -110,10 +110,10 @@ def _folder_content(folder: Path) -> str:
 
 
 def data_version(listing: Listing, memo: Path) -> str:
-    """Return the fingerprint of a source's content.
+    """Return the fingerprint of the content of a data source.
 
     Args:
-        listing: Files of the source.
+        listing: Files of the data source.
         memo: Folder in which the fingerprint is cached until the size or modification time of a file changes.
 
     Raises:
@@ -133,7 +133,10 @@ def _params(params: Any) -> dict[str, Any]:
 
 
 def lineage(config: Config) -> dict[str, Any]:
-    """Return the lineage of a run for the registry: `run` (its name), `config`, and `code` (fingerprint by step)."""
+    """Return facts about a run that are stored with its model in the registry.
+
+    They are the run's name (`run`), its configuration (`config`), and the fingerprint of each step's code (`code`).
+    """
     code = {step: code_version(step) for step in config.steps}
     return {"run": config.name, "config": _decisive(config), "code": code}
 
@@ -155,8 +158,8 @@ def fingerprints(config: Config, data: str, image: str = "") -> dict[str, str]:
     Args:
         config: The run's configuration.
         data: `data_version` of the source, or another digest of the data.
-        image: Image of the steps. Empty if the steps run on this machine. In that case, the versions of this machine's
-            libraries are part of `code`.
+        image: Container image of the steps. Empty if the steps run on this machine. In that case, the versions of this
+            machine's libraries are part of `code`.
     """
     version = code_version if image else _code_here
     code = ({step: version(step) for step in STEPS}, model_version(config, not image), image)
@@ -170,8 +173,8 @@ def platform_fingerprints(
     """Return the value of the input `fingerprint` for each step, by the step's name.
 
     A platform's cache identifies a step by its inputs, image and command. Without the input `fingerprint`, the cache
-    would not detect that the code behind an image's tag, or a model's files, have changed. Some services also ignore
-    the machine and the image of the training step.
+    would not detect that the code behind an image's tag, or a model's files, have changed. For the training step, the
+    caches of some services also ignore the machine and the image.
 
     Args:
         config: The run's configuration.
@@ -194,7 +197,7 @@ def checkpoint_folder(config: Config, fingerprint: Mapping[str, str]) -> str:
     out, so that training on another machine continues from the same checkpoint.
 
     Args:
-        config: Configuration of the run, as it is compiled.
+        config: Configuration of the run, with the values that are compiled into the pipeline.
         fingerprint: Fingerprint of the training step, from `platform_fingerprints`.
     """
     initial = [config.training.initial_model] if config.training.initial_model else []
@@ -213,12 +216,13 @@ def step_keys(
         data: `data_version` of the source.
         champion_digest: Digest of the registry's champion. Empty if there is none.
         initial_digest: Digest of the model whose weights training starts with. Empty if there is none.
-        receipts_digest: Digest of the receipts from which preflight derives its intervals. Empty if there are none.
+        receipts_digest: Digest of the receipts (measurements of earlier training runs) from which preflight derives
+            its intervals. Empty if there are none.
 
     Returns:
-        Equal keys mean equal outputs. A key covers the step's parameters and code, and the keys of the steps whose
-        outputs it reads. It does not cover the current version of an alias. The caller checks this version before it
-        uses a cached result of deploy_model.
+        The keys. Two steps with equal keys have equal outputs. A key covers the step's parameters and code, and the
+        keys of the steps whose outputs the step reads. A key does not cover the version to which an alias currently
+        refers. The caller checks this version before using a cached result of deploy_model.
     """
     model = model_version(config, is_here=True)
     champion = config.gate.champion

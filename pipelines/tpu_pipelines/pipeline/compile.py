@@ -1,6 +1,7 @@
-"""Compiles the pipeline for a platform, where the training step runs on the machine of the configuration.
+"""Compiles the pipeline for a platform.
 
-Only the steps on machines with a TPU or GPU differ from the local pipeline. `Platform.on_machine` builds these steps.
+Local runs and platforms use the same pipeline, from `training_pipeline`. On a platform, `Platform.on_machine` builds
+the steps that run on a machine with a TPU or GPU: training and, if the configuration has a machine for it, evaluation.
 """
 
 import dataclasses
@@ -53,7 +54,8 @@ class ResolvedRun:
             step runs on CPUs.
         timeout: Time limit of the training step, and the reason for it.
         paid: Machine of the training step with its price, time limit and number of attempts.
-        fingerprints: For each step, digests of everything besides its inputs that can change its result.
+        fingerprints: For each step, digests of what can change its result without changing its inputs, such as its
+            code.
         checkpoints: Folder of the checkpoints, relative to the bucket or volume.
         carried: Content of the files that must be uploaded for the pipeline, by their URI in the bucket.
     """
@@ -90,7 +92,7 @@ def compile_pipeline(config: Config, platform: Platform, settings: Settings) -> 
 
 
 def resolve(config: Config, platform: Platform, settings: Settings) -> ResolvedRun:
-    """Make all decisions about a run on a platform, without contacting the platform.
+    """Check a run, and determine its machines, time limit, price and files, without contacting the platform.
 
     Args:
         config: Parameters of every step, and the machine.
@@ -226,9 +228,9 @@ def _train_on(machine: MachineSpec, training: TrainParams) -> TrainParams:
 
 
 def unreadable_places(config: Config, platform: Platform) -> dict[str, Location]:
-    """Return the locations of data and models that the steps' containers cannot read, by setting.
+    """Return {setting: location} for the data and models that the steps' containers cannot read.
 
-    The settings are `data.source`, `gate.champion` and `training.initial_model`.
+    The settings that are checked are `data.source`, `gate.champion` and `training.initial_model`.
     """
     if config.deploy and config.deploy.is_on_vertex:  # Any project: the settings, which name it, may be missing.
         root = _ANY_REGISTRY if config.deploy.registry == VERTEX else config.deploy.registry
@@ -249,7 +251,7 @@ def check_readable(config: Config, platform: Platform) -> None:
     """Check that the steps' containers can read all files that the configuration names, except the model's file.
 
     Raises:
-        InputError: If the containers cannot read a file. The message names every setting that refers to one.
+        InputError: If the containers cannot read a file. The message names every setting with an unreadable file.
     """
     refused = f"Cannot compile {config.name!r} for {platform.name}:"
     mistakes = Mistakes()
@@ -301,8 +303,8 @@ def with_carried_model(config: Config, platform: Platform, settings: Settings) -
     if not has_bucket:
         raise InputError(
             f"Cannot compile {config.name!r} for {platform.name}: uploading the model {model!r} requires a bucket. "
-            f"Received: bucket={settings.bucket!r}. Set TPU_PIPELINES_BUCKET=gs://BUCKET, which the steps can read, "
-            "or install the model in the image and set model=MODULE:build_model."
+            f"Received: bucket={settings.bucket!r}. Set TPU_PIPELINES_BUCKET=gs://BUCKET to a bucket that the steps "
+            "can read. Alternatively, install the model in the image and set model=MODULE:build_model."
         )
     place = bundle.reference(settings.bucket_location.child("models"))
     return config.changed("training", model=place), {place: bundle.content}
@@ -323,8 +325,8 @@ def with_registry(config: Config, platform: Platform, settings: Settings) -> Con
     if deploy.signing_key and not Location(deploy.signing_key).is_remote:
         raise InputError(
             f"Cannot compile {config.name!r} for {platform.name}: containers cannot read a key on this machine. "
-            f"Received: deploy.signing_key={deploy.signing_key!r}. Put it on gs://BUCKET/…, where only the "
-            "steps' service account may read it."
+            f"Received: deploy.signing_key={deploy.signing_key!r}. Copy the key to gs://BUCKET/…, in a bucket that "
+            "only the steps' service account can read."
         )
     image = deploy.serving_image or settings.images.serving
     if not is_in_registry(image):  # The registry's service pulls it, whatever platform the steps run on.

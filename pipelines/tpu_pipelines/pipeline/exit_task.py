@@ -15,7 +15,7 @@ def notify(run: str, address: str, page: str, run_id: str, status: dsl.PipelineT
 
     Args:
         run: Name of the run.
-        address: URL of the webhook, or a file in a bucket that contains it.
+        address: URL of the webhook, or URI of a file in a bucket that contains this URL.
         page: Address of the run's page on the platform, without `run_id`.
         run_id: ID of the run.
         status: Final status of the run, from the platform.
@@ -39,7 +39,8 @@ def exit_task(run: str, platform: Platform, settings: Settings) -> dsl.PipelineT
     Args:
         run: Name of the run.
         platform: The platform. If it can send the notification itself, its task is used in place of `notify`.
-        settings: Settings with the receiver, `notify`, the images, and `kfp_host` for the link to the run.
+        settings: Settings of the platform. This function uses `notify` (the receiver), the images, and `kfp_host` (for
+            the link to the run).
     """
     task = platform.exit_task(settings)
     if task is None:

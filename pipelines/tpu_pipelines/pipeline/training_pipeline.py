@@ -53,13 +53,14 @@ def training_pipeline(
 
     Args:
         config: Parameters of every step. The pipeline's inputs are the few parameters that change per run.
-        on_machines: Components of the steps that run on a TPU or GPU, by step. They include image and machine.
-        cache_keys: Cache key of each step in a local run. Without `cache_keys`, the platform computes the keys, and an
-            additional step lists the source in every run.
+        on_machines: Components of the steps that run on a TPU or GPU, by step. The image and the machine of these
+            components are already set.
+        cache_keys: Cache key of each step in a local run. Without `cache_keys`, the platform computes the keys. In
+            that case, an additional step lists the data in every run, to detect changes.
         data_version: In a local run, the `source_version` of the data from which `cache_keys` are computed.
         lineage: Facts about the run for the registry, in addition to the artifacts' metadata.
-        place: Function that sets the platform-specific options of the task of a step that is not in `on_machines`, and
-            returns the task.
+        place: Function that sets a task's platform-specific options and returns the task. It is called with the name
+            of the step and its task, for each step that is not in `on_machines`.
         estimated_timeout: Whether the training step uses preflight's estimate as its time limit. Without preflight,
             this has no effect.
         fingerprints: Additional input of each step for the platform's cache; see `platform_fingerprints`.
