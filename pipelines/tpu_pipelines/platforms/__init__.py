@@ -1,1 +1,1 @@
-"""Interface of a platform, and a folder for each: Vertex AI, Kubeflow, and this machine."""
+"""The interface that every platform implements, and one folder per platform: Vertex AI, Kubeflow, this machine."""

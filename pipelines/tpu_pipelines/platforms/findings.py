@@ -21,7 +21,7 @@ _COMMENT: dict[str, Any] = {"initial_indent": "# ", "subsequent_indent": "#   ",
 
 
 class CheckCost(enum.IntEnum):
-    """Cost of a check. Each command runs only the checks of some of these costs."""
+    """How expensive a check is, from reading a file to sending a request. Commands choose checks by their cost."""
 
     FILE = 1  # Settings and small files are read.
     SECONDS = 2  # The data are listed, the pipeline is compiled, the model is built.

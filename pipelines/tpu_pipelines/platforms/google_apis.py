@@ -25,7 +25,8 @@ class GoogleApis:
     """Client of Google Cloud's APIs, with the credentials of the signed-in user.
 
     Args:
-        address: URL of every API, in which `{host}` is replaced by the API's host. Empty means https://{host}.
+        address: URL template for all APIs. `{host}` is replaced with the host name of the API. Empty means
+            https://{host}.
         credentials: Google's credentials. None means the credentials of the environment.
     """
 
@@ -67,7 +68,10 @@ class GoogleApis:
             raise InputError(f"the sign-in is not valid, or has expired: {error}") from error
 
     def principal(self) -> str:
-        """Return the signed-in user as an IAM member, `user:EMAIL`, or an empty string if the user is unknown."""
+        """Return the signed-in account as an IAM member: `user:EMAIL` or `serviceAccount:EMAIL`.
+
+        Return an empty string if the account is unknown.
+        """
         email = str(getattr(self.credentials, "service_account_email", "") or "")
         if "@" in email:
             return f"serviceAccount:{email}"
@@ -150,7 +154,14 @@ def create_bucket(place: Location, region: str, project: str) -> ShellCommand:
 
 
 def judge_quota(name: str, region: str, limit: int, needed: int, project: str) -> str:
-    """Check that a quota is sufficient, and return the result as a sentence. A negative `limit` means unlimited.
+    """Check that a quota is sufficient, and return the result as a sentence.
+
+    Args:
+        name: Name of the quota, for the error message.
+        region: Region to which the quota applies.
+        limit: Limit of the quota. A negative limit means unlimited.
+        needed: Amount that the run needs, in the unit of the quota.
+        project: ID of the Google Cloud project, for the link to its quotas.
 
     Raises:
         LackError: If the quota is too small.
@@ -195,7 +206,7 @@ class Resource:
 
     @property
     def full_name(self) -> str:
-        """Name of the resource for any API: https://cloud.google.com/iam/docs/full-resource-names."""
+        """Full resource name, which is unique across all APIs: https://cloud.google.com/iam/docs/full-resource-names."""
         if self.host == STORAGE:
             return f"//{STORAGE}/projects/_/buckets/{self.path.rpartition('/')[2]}"
         return f"//{self.host}/{self.path.partition('/')[2]}"  # Without the API's version.
@@ -248,9 +259,9 @@ class Permissions:
 
         Raises:
             LackError: If the member lacks a permission. The message names the role.
-            CannotAskError: If this is unknown, because a policy cannot be read, or the member may have the permission
-                through a group, a condition, a folder or an organisation. The remedy is Google's command that shows the
-                permission.
+            CannotAskError: If it is unknown whether the member has the permissions. Either a policy cannot be read, or
+                a group, a condition, a folder or an organisation may grant them. In the second case, the remedy is a
+                gcloud command that shows whether a permission is granted.
         """
         project = Resource(resource.project, RESOURCES, f"v3/projects/{resource.project}", "projects", resource.project)
         roles = set[str]()

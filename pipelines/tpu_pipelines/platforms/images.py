@@ -31,7 +31,7 @@ class Image:
 
     Attributes:
         digest: Digest to which the image's name currently refers, for example `sha256:…`.
-        platforms: Platforms, for example `linux/amd64`.
+        platforms: Operating systems and CPU architectures for which the image is built, for example `linux/amd64`.
         python: Version of Python: the image's variable PYTHON_VERSION, which Docker's official images set. Empty if it
             is not set.
     """
@@ -42,7 +42,9 @@ class Image:
 
 
 def repository_of(image: str) -> tuple[str, str, str] | None:
-    """Return project, location and name of an image's repository in Artifact Registry, or None for other registries.
+    """Return the project, location and name of an image's repository in Artifact Registry.
+
+    Return None if the image is in another registry.
 
     Example:
         >>> repository_of("europe-docker.pkg.dev/my-project/images/steps:1")

@@ -22,14 +22,15 @@ PlacedStep = Callable[..., Any]  # A step of the pipeline, wrapped for a platfor
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Facts that a platform needs to run a step on a machine, in addition to component, machine and settings.
+    """Facts about a step that `Platform.on_machine` needs besides the step's component, machine and settings.
 
     Attributes:
         run: Name of the run or pipeline, for labels.
         step: Name of the step, for the name of its job.
         folder: Folder of the step's checkpoints, relative to the bucket or the first volume. If empty, the platform
             chooses one.
-        resources: Retries of the step, and its CPUs, memory and disk on a platform where steps share hosts.
+        resources: Number of retries of the step. On a platform where several steps share a host, also the CPUs, memory
+            and disk that the step requests.
         uses_s3: Whether the step reads or writes s3://.
     """
 
@@ -41,7 +42,9 @@ class Placement:
 
 
 def slug(name: str) -> str:
-    """Convert a name to characters that are valid in IDs and labels.
+    """Convert a name to a text that is valid in IDs and labels: lower-case letters, digits and hyphens.
+
+    The name is cut off after 40 characters. If the result would not begin with a letter, it gets the prefix `run-`.
 
     Example:
         >>> slug("My.Run_2"), slug("3d")
@@ -81,7 +84,10 @@ class Job:
 
 
 def fingerprints_in(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return the fingerprints in a job's labels, by `data`, `configuration` and `code`."""
+    """Return the fingerprints in a job's labels, as a dict with the keys `data`, `configuration` and `code`.
+
+    A fingerprint that is not in the labels is left out.
+    """
     return {part: labels[name] for part in FINGERPRINTS if (name := f"tpu_pipelines_{part}") in labels}
 
 
@@ -102,9 +108,11 @@ class Submission:
         lacks_machine: Whether the run failed because its machine was not available.
         waited_seconds: Seconds that the run has been waiting for its machine.
         fingerprints: Fingerprints of data, configuration and code. Empty if unknown.
-        digest: Digest of the whole run. It is equal for equal runs, including those of a schedule.
+        digest: Digest of everything that defines the run. Identical runs have the same digest, whether they were
+            submitted or started by a schedule.
         created: Time of submission, ISO 8601. Empty if unknown.
-        training_seconds: Seconds for which the training step has had its machine, or has waited for it.
+        training_seconds: Seconds from the start of the training step to its end, or until now if it has not ended.
+            They include the time in which the step waited for its machine.
     """
 
     job_id: str
@@ -153,7 +161,8 @@ class Schedule:
         schedule_id: ID of the schedule on the platform.
         cron: Cron expression of the start times.
         is_paused: Whether the schedule is paused.
-        content: Plain values that define the schedule. Schedules with equal content do the same.
+        content: Plain values that define the schedule. Schedules with equal content start identical runs at the same
+            times.
         next_run: Time of the next run, in UTC. Empty if unknown.
         url: URL of the schedule's page.
     """

@@ -112,7 +112,8 @@ class PlacedTraining:
     """A training run on one of a platform's machines.
 
     Attributes:
-        config: The configuration with this machine. If it has preflight, preflight also examines this machine.
+        config: The configuration with this machine for the training step. If preflight is part of the run, it examines
+            this machine too.
         timeout: Time limit of the training step.
         paid: The machine with the platform's price, the time limit and the number of attempts.
     """

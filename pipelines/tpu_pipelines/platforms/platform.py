@@ -40,7 +40,7 @@ class Platform(Protocol):
 
     @property
     def catalogue_name(self) -> str:
-        """The machine catalogue's name for the platform whose machines and prices apply."""
+        """Name in the machine catalogue under which the platform's machines and prices are listed."""
 
     # Settings and configuration
 
@@ -174,7 +174,7 @@ def default_platform() -> Platform:
 
 
 def platform_priced_as(catalogue_name: str) -> Platform:
-    """Return the first platform that has this `catalogue_name`."""
+    """Return the platform to which a price from the machine catalogue applies: the first with this catalogue name."""
     return next(platform for platform in PLATFORMS.values() if platform.catalogue_name == catalogue_name)
 
 

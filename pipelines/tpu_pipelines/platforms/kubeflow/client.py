@@ -65,9 +65,9 @@ class KubeflowClient:
     newer run.
 
     A run is in the experiment that has the name of its configuration. The run's description contains the labels that
-    this client reads later, and as many labels of the settings as KFP stores. The pods have all labels. The server does
-    not report why a pod waits. A missing TPU looks like a slow image pull, so `max_wait_seconds` must be longer than
-    the pull. `Submission.lacks_machine` is always False.
+    this client reads later, and as many of the labels in the settings as the length limit allows. The pods have all
+    labels. The server does not report why a pod waits. A missing TPU looks like a slow image pull, so
+    `max_wait_seconds` must be longer than the pull. `Submission.lacks_machine` is always False.
 
     Args:
         settings: Settings of the platform, with `kfp_host`. Runs write to `bucket` or, if it is empty, to the server's
@@ -98,7 +98,7 @@ class KubeflowClient:
 
         class Client(sdk.Client):
             def get_kfp_healthz(self, sleep_duration: int = 5) -> Any:
-                """Call the health API once. The client's method retries for 30 s and prints stack traces."""
+                """Call the health API once. KFP's own method retries for 30 s and prints stack traces."""
                 return self.healthzs.healthz_service_get_healthz(_request_timeout=_TIMEOUT_SECONDS)
 
         token = os.environ.get(sdk.KF_PIPELINES_SA_TOKEN_ENV, sdk.KF_PIPELINES_SA_TOKEN_PATH)
@@ -230,9 +230,9 @@ class KubeflowClient:
         Return an empty string if the URI is unknown. If the run's root folder is not in an object store that this
         package reads, return the root folder.
 
-        The server does not report the URI, but its driver builds the URI as ROOT/PIPELINE/RUN/STEP/SALT/OUTPUT, in
-        older versions without the salt (kubeflow/pipelines backend/src/v2/driver/driver.go: provisionOutputs). The
-        output of a cached step is in another run's folder.
+        The server does not report the URI. Its driver builds the URI as ROOT/PIPELINE/RUN/STEP/SALT/OUTPUT or, in
+        older versions, as ROOT/PIPELINE/RUN/STEP/OUTPUT (kubeflow/pipelines backend/src/v2/driver/driver.go:
+        provisionOutputs). The output of a cached step is in another run's folder, so its URI is unknown.
 
         Raises:
             InputError: If the step has no folder.
@@ -334,7 +334,7 @@ class KubeflowClient:
         return str(content.get("tag_name") or content.get("apiServerTagName") or "")
 
     def check_sign_in(self) -> None:
-        """Check that the sign-in is valid, with a request that otherwise fails."""
+        """Check that the sign-in is valid, by sending a request that requires it."""
         self._call("experiments", "list_experiments", page_size=1, **self._where)
 
     # Schedules
@@ -394,8 +394,9 @@ class KubeflowClient:
         check_texts(KUBEFLOW_LIMITS, {"recurring_run": job.name, "cron": cron})
         if _NOT_IN_OBJECT_NAMES.sub("", job.name.lower()).startswith("-"):
             raise InputError(
-                f"Cannot schedule {job.name!r} on Kubeflow, which uses the name for an object of the cluster: "
-                "expected a letter from a to z or a digit before the first '-'. Choose another name."
+                f"Cannot schedule {job.name!r} on Kubeflow: Kubernetes does not accept this name for the object that "
+                "stores the schedule. Expected a letter from a to z or a digit before the first '-'. Choose another "
+                "name for the run."
             )
         return sdk.V2beta1RecurringRun(
             display_name=job.name,
@@ -544,8 +545,9 @@ def _translated(doing: str, host: str) -> Iterator[None]:
         message = message_of(error)
         if _TOO_LONG.search(message):
             raise InputError(
-                f"{refused} {message} A column of its database is shorter than in KFP's releases. Ask the server's "
-                "administrator, and look for workflows without a run."
+                f"{refused} {message} The server's database has a shorter column than the database of KFP's releases. "
+                "Ask the server's administrator to widen the column, and to look for workflows without a run, which "
+                "this error may have left in the cluster."
             ) from error
         if error.status == 429 or (error.status or 500) >= 500:
             raise OutageError(

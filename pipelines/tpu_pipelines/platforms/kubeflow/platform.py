@@ -35,7 +35,7 @@ class Kubeflow:
     beam_runner = ""
 
     def check_settings(self, settings: Settings) -> None:
-        """Check that the notification is a webhook."""
+        """Check that the setting `notify` is not an e-mail address, because only Vertex AI can send e-mails."""
         if settings.notify.startswith(MAIL):
             raise InputError(
                 f"The platform {self.name} cannot send e-mail; only Vertex AI can. Expected the {setting('notify')} to "
@@ -53,21 +53,21 @@ class Kubeflow:
         return place.is_remote
 
     def can_pull(self, image: str) -> bool:
-        """Return whether an image is in a registry. The registry may be the cluster's."""
+        """Return whether the name of an image contains a registry. A registry inside the cluster is also accepted."""
         return is_in_registry(image, is_clusters_own=True)
 
     def in_region(self, machine: "MachineSpec", region: str) -> "MachineSpec":
-        """Return the machine unchanged, because machines are where the cluster is."""
+        """Return the machine unchanged, because the cluster determines the region."""
         return machine
 
     def training_retries(self, machine: "MachineSpec") -> int:
-        """Return 5 for a spot machine, which may be preempted, or for several hosts, otherwise 0."""
+        """Return 5 retries for a spot machine or a machine with several hosts, and 0 for other machines."""
         from tpu_pipelines.platforms.kubeflow.resources import training_retries
 
         return training_retries(machine)
 
     def memory_request(self, config: "Config", step: str, gib: float) -> float | None:
-        """Return `gib`: pods share their host, so each pod requests its memory."""
+        """Return the memory to request, in GiB: `gib` itself, because a pod can use all the memory that it requests."""
         return gib
 
     def disk_request(self, num_bytes: int) -> str:
@@ -77,13 +77,13 @@ class Kubeflow:
         return disk_request(num_bytes)
 
     def disk_warning(self, num_bytes: int) -> str:
-        """Return an empty string, because a disk of every size can be requested."""
+        """Return an empty string, because a step can request a disk of any size."""
         return ""
 
     def on_machine(
         self, component: Any, machine: "MachineSpec", settings: Settings, placement: "Placement"
     ) -> "PlacedStep":
-        """Return a component's step whose pod requests a TPU or GPUs, or starts a JobSet that requests them."""
+        """Return a step that runs a component in a pod with a TPU or GPUs, or in a JobSet on several hosts."""
         from tpu_pipelines.platforms.kubeflow.tpu_pod import as_tpu_pod
 
         return as_tpu_pod(component, machine, settings, placement)

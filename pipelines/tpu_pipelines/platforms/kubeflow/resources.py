@@ -17,7 +17,11 @@ _POD_DISK_GIB = 10  # Disk of a pod without a request.
 
 
 def training_retries(machine: MachineSpec) -> int:
-    """Return the number of retries of training: 5 if its pod may be preempted or waits for a JobSet, otherwise 0."""
+    """Return the number of retries of the training step: 5 on a spot machine or on several hosts, otherwise 0.
+
+    A spot machine may be preempted. With several hosts, the step's pod waits for a JobSet, and a retry continues to
+    wait for the same JobSet.
+    """
     return _RETRIES if machine.spot or machine.slice.hosts > 1 else 0
 
 
@@ -32,7 +36,8 @@ def check_config(config: Config) -> None:
             if value := getattr(machine, name):
                 raise InputError(
                     f"Only Vertex AI supports machine.{name}. Received: {value!r} on the platform kubeflow. Remove it. "
-                    f"On Kubeflow, the {setting('volumes')} mounts storage, and kubectl exec opens a shell."
+                    f"On Kubeflow, use the {setting('volumes')} to mount storage, and kubectl exec to open a shell in "
+                    "the pod."
                 )
 
 

@@ -1,4 +1,4 @@
-"""Pods on a Kubeflow cluster that request TPUs or GPUs, that start a JobSet, or that use S3."""
+"""Sets up the pods of steps on Kubeflow that need a TPU, GPUs, several hosts (as a JobSet), or access to S3."""
 
 import json
 import re
@@ -291,9 +291,10 @@ def node_selectors(machine: MachineSpec, settings: Settings) -> dict[str, str]:
         selectors["cloud.google.com/reservation-project"] = project
         if not all(map(_LABEL_VALUE.fullmatch, (project, reservation))):
             raise InputError(
-                f"Cannot use machine.reservation={machine.reservation!r} on Kubeflow, because project and name must be "
-                "values of node labels: expected at most 63 letters, digits, '-', '_' and '.' in each, received "
-                f"{project!r} and {reservation!r}. Check both with gcloud compute reservations list."
+                f"Cannot use machine.reservation={machine.reservation!r} on Kubeflow, because the project and the name "
+                "of the reservation do not both fit into a node label: expected at most 63 letters, digits, '-', '_' "
+                f"and '.' in each, received the project {project!r} and the name {reservation!r}. Check both with "
+                "gcloud compute reservations list."
             )
     return selectors
 
@@ -307,7 +308,10 @@ def _queue(settings: Settings) -> dict[str, str]:
 
 
 def variables_of(secret: str) -> list[dict[str, Any]]:
-    """Return environment variables for a plain Kubernetes pod, with values from a secret. All keys are optional."""
+    """Return the environment variables with the credentials for S3, for the specification of a Kubernetes pod.
+
+    The values come from a Kubernetes secret, in which every key is optional.
+    """
     return [
         {"name": key, "valueFrom": {"secretKeyRef": {"name": secret, "key": key, "optional": True}}}
         for key in (*KEYS, *OPTIONAL_KEYS)
@@ -315,7 +319,10 @@ def variables_of(secret: str) -> list[dict[str, Any]]:
 
 
 def signed_in(task: Any, settings: Settings) -> Any:
-    """Set a task's environment variables from the secret `s3_secret`, if it is set. Return the task."""
+    """Give a task the credentials for S3, as environment variables from a Kubernetes secret. Return the task.
+
+    The setting `s3_secret` names the secret. If it is empty, the task is not changed.
+    """
     from kfp import kubernetes
 
     secret = settings.s3_secret

@@ -93,7 +93,7 @@ class VertexClient:
         return json_format.MessageToDict(types().CreatePipelineJobRequest.pb(self._request(job)))
 
     def create(self, job: Job) -> Submission:
-        """Start a job in the experiment of the settings. If a job with its ID exists, return that job.
+        """Start a job and add it to the experiment in the settings. If a job with its ID exists, return that job.
 
         A job is added to an experiment through the job's context, which the service creates only when the job starts.
         Until then, this method raises OutageError if an experiment is set. A repeated call finds the existing job.

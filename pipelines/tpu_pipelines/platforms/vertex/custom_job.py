@@ -67,9 +67,13 @@ def as_custom_job(component: Any, machine: MachineSpec, settings: Settings, plac
             checkpoints of training. Other resources come from the machine.
 
     Raises:
-        InputError: If a custom job does not support the component's arguments, or already uses the name of one of the
-            component's inputs or outputs; if the bucket is not on Cloud Storage; or if the machine mounts NFS shares
-            but no network is set.
+        InputError: If the job cannot be built for one of these reasons:
+
+            - A custom job does not support an argument of the component.
+            - An input or output of the component has a name that the custom job itself uses.
+            - The bucket is not on Cloud Storage.
+            - A resource in the settings is in another region than the machine.
+            - The machine mounts NFS shares, but the settings contain no network.
     """
     from google.protobuf import json_format
     from kfp import components

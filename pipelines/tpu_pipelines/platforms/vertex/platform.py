@@ -65,7 +65,10 @@ class Vertex:
         return 0
 
     def memory_request(self, config: "Config", step: str, gib: float) -> float | None:
-        """Return the memory to request, which includes the memory of the service's agents; None for a whole host."""
+        """Return the memory to request, in GiB, so that `gib` GiB remain beside the service's agents.
+
+        Return None if the step has a whole host, and therefore needs no request.
+        """
         from tpu_pipelines.platforms.vertex.resources import memory_request
 
         return memory_request(config, step, gib)
@@ -83,7 +86,7 @@ class Vertex:
     def on_machine(
         self, component: Any, machine: "MachineSpec", settings: Settings, placement: "Placement"
     ) -> "PlacedStep":
-        """Return a component's step as a custom job."""
+        """Return a step that runs a component as a custom job of Vertex AI."""
         from tpu_pipelines.platforms.vertex.custom_job import as_custom_job
 
         return as_custom_job(component, machine, settings, placement)

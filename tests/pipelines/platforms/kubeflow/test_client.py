@@ -730,7 +730,7 @@ def test_a_replacement_that_an_earlier_version_began_is_ended(
 @pytest.mark.parametrize("name", ["ü-boot", "_-x"])
 def test_a_name_that_no_object_of_the_cluster_may_have_is_not_scheduled(plan, fake, kubeflow, backoff, name):
     job = dataclasses.replace(plan.jobs[0], name=name)
-    with pytest.raises(InputError, match=rf"Cannot schedule {name!r} on Kubeflow, .* expected a letter from a to z"):
+    with pytest.raises(InputError, match=rf"Cannot schedule {name!r} on Kubeflow: .* Expected a letter from a to z"):
         upsert(kubeflow.client, job, NIGHTLY, backoff)
     assert fake.called("recurring_run_service_create_recurring_run") == []
 
