@@ -82,7 +82,7 @@ class RunFindings:
 
         Args:
             submission: The run.
-            submitter: The platform.
+            submitter: Client of the platform.
             config: Configuration of the run.
             settings: Settings of the platform.
         """

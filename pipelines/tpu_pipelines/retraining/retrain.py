@@ -45,12 +45,14 @@ _UNITS = {"d": "days", "h": "hours"}
 
 @dataclasses.dataclass(frozen=True)
 class Occasion:
-    """Conditions for a new run. A run starts if any of them holds.
+    """Conditions for a new run. A run is needed if any of them holds, or if no earlier run has a result.
+
+    While an identical run is in progress, no run is needed.
 
     Attributes:
         changed: Run if data, configuration or code have changed.
         older_than: Run if the last run is older than this. None disables the condition.
-        always: Always run.
+        always: Run in any case.
         drifted: Run if the data have changed and drifted from the champion's data.
     """
 
@@ -164,8 +166,9 @@ def decide(
             `occasion.drifted` is set.
 
     Returns:
-        The decision. By default, no run is needed if an identical run, submitted or scheduled, is still running or
-        has ended with a decision of the gate.
+        The decision. No run is needed while an identical run, submitted or scheduled, is in progress. If an identical
+        run has ended with a decision of the gate, a run is needed only because of `occasion.older_than` or
+        `occasion.always`.
     """
     job = plan.jobs[0]
     last = look_up(plan, submitter) or submitter.latest(job.name)
@@ -276,8 +279,8 @@ def place_of(config: Config, otherwise: Location) -> Location:
 
     Args:
         config: The configuration.
-        otherwise: Parent folder to use if the configuration has no registry in a folder. It is the folder of the runs:
-            a bucket or the workspace.
+        otherwise: Parent folder if the configuration has no registry, or one on Vertex AI. Pass the folder of the runs:
+            the bucket or the workspace.
     """
     deploy = config.deploy
     if deploy and deploy.registry and not deploy.is_on_vertex:

@@ -111,10 +111,10 @@ class RunComparison(Displayed):
         return _common_split(self.runs)
 
     def heading(self, row: Row) -> str:
-        """Return the heading of a column that shows the property of a row.
+        """Return the heading of a column that shows a property of the runs.
 
-        It is the split and the name for a result (`test accuracy`), and the name without its section for a setting
-        (`epochs`).
+        For a metric of the scored split, the heading is the split and the metric, such as `test accuracy`. For a
+        setting, the heading is the setting without its section, such as `epochs`. For other properties, it is the name.
         """
         if row in self.sections.get("results", ()) and direction(row.name):
             return f"{self.split} {row.name}".lstrip()
@@ -402,8 +402,9 @@ def _shorten(value: Any) -> str:
 def as_text(comparison: RunComparison) -> str:
     """Return tables for a terminal of 110 columns. A star marks the best value of each property.
 
-    If the runs fit as columns, the tables have a column for each run. Otherwise, they have a line for each run, and
-    only the properties in which the runs differ, without those of export and preflight.
+    If one column per run fits, the tables have a column for each run and a line for each property. Otherwise, they have
+    a line for each run and a column for each property. In that case, they show only properties that differ between the
+    runs, and omit the sections `export` and `preflight`.
     """
     remarks = filter(None, [*comparison.notes, comparison.advice])
     ending = ["\n".join(textwrap.wrap(text, _WIDTH, break_on_hyphens=False)) for text in remarks]
@@ -500,8 +501,8 @@ def check_page(path: Path) -> None:
 def write_page(comparison: RunComparison, path: Path) -> None:
     """Write the comparison, with the curves of all training runs, as a self-contained HTML page.
 
-    Up to five runs are columns of the tables. With more runs, the tables have a line for each run, and only the
-    properties in which the runs differ.
+    For up to five runs, the tables have a column for each run and a line for each property. For more runs, they have a
+    line for each run and a column for each property, and show only properties that differ between the runs.
     """
     names = [run.label for run in comparison.runs]
     columns: dict[str | Cell, str] = {"": "<"}

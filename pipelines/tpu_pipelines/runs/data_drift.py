@@ -33,7 +33,7 @@ class Drift:
     """Result of the comparison of data with the champion's training data.
 
     Attributes:
-        matters: Whether the data have drifted, or drift is unknown because there is nothing to compare with.
+        matters: True if the data have drifted, or if drift is unknown because there is nothing to compare with.
         reason: Reason for the value of `matters`, as text.
     """
 
@@ -96,7 +96,7 @@ def sketch_place(place: str) -> DataSketch:
 
 
 def sketch_sample(params: WriteParams) -> DataSketch:
-    """Return the statistics of a sample of a source, which can be compared with those of other data.
+    """Return the statistics of a sample of the data, for a comparison with the statistics of other data.
 
     The sample contains the same share of every split.
 

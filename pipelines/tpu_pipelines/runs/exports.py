@@ -87,9 +87,9 @@ def _models(workspace: Path) -> list[str]:
 
 
 def name_on_vertex(name: str) -> str:
-    """Return the model name with which a version is signed if `name` is a resource name of Vertex AI.
+    """Return the model's name from a version's resource name on Vertex AI.
 
-    Return an empty string for any other `name`.
+    The signature of the version contains this name. Return an empty string for any other `name`.
 
     Example:
         >>> name_on_vertex("projects/my-project/locations/us-west1/models/digits@champion")
@@ -102,9 +102,10 @@ def name_on_vertex(name: str) -> str:
 
 
 def find_compared(name: str, workspace: Path, others: str = "") -> str:
-    """Resolve the value of `--against`.
+    """Find what the option `--against` refers to, and return it in a form that needs no workspace.
 
-    For a version, return `REGISTRY/NAME@VERSION`. Return other values unchanged.
+    For a version in the workspace's registry, return `REGISTRY/NAME@VERSION` or `REGISTRY/NAME@ALIAS`. Return other
+    values unchanged.
 
     Args:
         name: `NAME@ALIAS` or `NAME@VERSION` in the workspace's registry, `REGISTRY/NAME@…` in another registry, or a
@@ -113,7 +114,8 @@ def find_compared(name: str, workspace: Path, others: str = "") -> str:
         others: Description of other accepted values, for the error message. Empty if only versions are accepted.
 
     Raises:
-        InputError: If the version or path does not exist.
+        InputError: If the workspace's registry does not contain the model, and there is no file or folder with this
+            name. Whether the version exists is not checked.
     """
     if parse_reference(name) is not None or (
         others and (Location(name).is_remote or os.path.exists(os.path.expanduser(name)))
@@ -130,7 +132,10 @@ def find_compared(name: str, workspace: Path, others: str = "") -> str:
 
 
 def is_source(text: str) -> bool:
-    """Return whether an input of `predict` is a source that exists, for example `csv:FILE`, or a Parquet file."""
+    """Return whether an input of `predict` is a data source instead of a single example.
+
+    A data source is a Parquet file, or a kind and a path such as `csv:FILE`. The file or folder must exist.
+    """
     ref = SourceRef.parse(text)
     is_parquet = text.lower().endswith(".parquet") and os.path.exists(text)
     return is_parquet or (ref.kind in SOURCES and os.path.exists(ref.place))

@@ -42,7 +42,7 @@ _COLUMNS = {"run": "<", "number": "<", "ended, UTC": "<", "result": "<", "score"
 def set_aside(run_dir: Path) -> None:
     """Move a finished run to a numbered folder, so that the next run can begin.
 
-    Earlier runs beyond the number to keep are deleted.
+    At most `KEPT` earlier runs with the same name are kept. The others are deleted; see `find_surplus`.
 
     A run that was killed has no summary and is not moved.
     """
@@ -190,7 +190,8 @@ def names(workspace: Path) -> list[str]:
 def as_rows(workspace: Path, name: str = "") -> list[dict[str, Any]]:
     """Return a mapping for each readable run: `name`, `number`, `directory`, `result`, `metrics` and others.
 
-    A run that has not ended has the status `running` or `interrupted`. Its `training` is the last log line of a step.
+    A run that has not ended has the status `running` or `interrupted`, and its value of `training` is the last line in
+    the run's log that a step has written.
 
     Raises:
         InputError: If there is no run, or no run with this name.

@@ -34,7 +34,7 @@ _AMOUNTS = {IMAGE: SIZE, TEXT: LENGTH}  # Quantity whose quartiles define slices
 
 
 def check_run(config: Config, workspace: Path, listing: Listing | None = None) -> DatasetPlan:
-    """Check data, batch size, champion, registry and workspace before a run. Return the plan of the data set.
+    """Check data, batch size, champion, registry and workspace before a run. Return the examples and their splits.
 
     Args:
         config: Configuration of the run.
@@ -55,8 +55,8 @@ def check_inputs(config: Config, workspace: Path, listing: Listing | None = None
     if "python3" in json.dumps([config.as_dict(), str(run_dir)], ensure_ascii=False):
         raise InputError(
             "Cannot run with 'python3' in a name, path or value, because kfp.local replaces the text 'python3' "
-            f"everywhere. Received: workspace {str(workspace)!r}, data.source {config.data.source!r} and others. Use "
-            "another name."
+            "everywhere. Use another name in the workspace's path or in the configuration. Received, for example: "
+            f"workspace {str(workspace)!r}, data.source {config.data.source!r}."
         )
     check_run_dir(config, run_dir)
     plan = check_data(config, listing)
@@ -83,7 +83,9 @@ def check_deploy(config: Config) -> None:
 
 
 def check_data(config: Config, listing: Listing | None = None) -> DatasetPlan:
-    """Check that the data have enough examples for the batch size, splits and slices. Return the plan of the data set.
+    """Check that the data have enough examples for the batch size and splits, and the properties for the slices.
+
+    Return the examples and their splits.
 
     Args:
         config: Configuration of the run.
@@ -190,7 +192,9 @@ def check_model_works(config: Config, plan: DatasetPlan) -> None:
 
 
 def check_model(config: Config, interface: Interface, is_timed: bool = False) -> Trial:
-    """Build and export a configuration's model, in its required formats, in a separate process. Return the outcome.
+    """Build and export a configuration's model, in its required formats, in a separate process.
+
+    Return warnings about the model and, if `is_timed` is set, the time per example of a training step.
 
     Args:
         config: Configuration of the run.

@@ -27,7 +27,9 @@ from tpu_pipelines.runs.workspace import with_registry
 
 @dataclasses.dataclass(frozen=True)
 class LocalRun:
-    """A run on this machine, with all decisions before its first step except the use of cached steps.
+    """A run on this machine, with all decisions that are made before its first step starts.
+
+    Which steps are taken from the cache is decided later.
 
     Attributes:
         config: Parameters of every step, with the registry's path and the price of preflight's machine.
@@ -39,7 +41,7 @@ class LocalRun:
         fingerprints: Digests of the run's `data`, `configuration` and `code`, as in summary.json.
         run_dir: Folder of the results.
         cache_dir: Folder of cached results of steps.
-        receipts: Receipts on which preflight's intervals are based.
+        receipts: Measurements of earlier training runs, from which preflight derives its intervals.
     """
 
     config: Config

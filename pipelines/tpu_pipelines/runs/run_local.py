@@ -275,7 +275,7 @@ class _LocalSession:
                 self._cache.remove(deployment)
 
     def is_the_same_again(self) -> bool:
-        """Return whether the workspace already contains all results of this run, so that no step must run."""
+        """Return whether the workspace already contains all results of this run. Then no step needs to run."""
         there = Summary.find(self._run_dir)
         same = there is not None and there.fingerprints == self._run.fingerprints
         return same and self._cached.issuperset(self._expected(self._evaluation()))

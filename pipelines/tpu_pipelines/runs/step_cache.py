@@ -25,7 +25,7 @@ _PIPELINE = "training-pipeline-"
 
 
 def entry_key(step: str, cache_key: str) -> str:
-    """Return the key of a step's entry, which kfp.local computes from the step's cache key.
+    """Return the key under which kfp.local stores a step's cache entry, for the cache key of the step.
 
     This function does the same as LocalCache.compute_key in kfp/local/cache.py. Importing kfp takes a second, which
     would delay runs whose steps are all cached.

@@ -70,7 +70,7 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
         steps: Outcome of every step, by name.
         metrics: Metrics of the model on the split that the gate scores.
         gate: Decision whether to promote the model, with the reasons.
-        preflight: Preflight's findings for the machine of the configuration, without the layers.
+        preflight: Preflight's findings for the machine of the configuration, without those about single layers.
         receipt: Measured time and memory of the training, next to preflight's prediction.
         export: Exported formats and their measurements.
         deployment: Registered version of the model.

@@ -1,4 +1,4 @@
-"""Compares the footprint of a training run (time, price, memory) with a registered version or an earlier preflight."""
+"""Compares the footprint (time, price, memory) of a training run with the one in a registry or a preflight report."""
 
 import dataclasses
 import math
@@ -64,8 +64,8 @@ def _of_report(text: str) -> NamedFootprint:
     footprint = report.footprint(report.machines[0])
     if footprint is None:
         raise InputError(
-            f"Cannot compare with {text}: expected a preflight of a training step that fits its machine, received: "
-            f"{report.machines[0].summary}. Use another preflight."
+            f"Cannot compare with {text}: expected the preflight report of a training step that fits its machine, with "
+            f"an estimated time. Received: {report.machines[0].summary}. Use another preflight report."
         )
     return NamedFootprint(report.run or report.model, footprint)
 

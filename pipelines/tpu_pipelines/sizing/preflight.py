@@ -104,7 +104,9 @@ def preflight(
     is_timed: bool = True,
     store: ReceiptStore | None = None,
 ) -> PreflightReport:
-    """Compile a configuration's training step for machines. Write the report to a folder and return it.
+    """Compile a configuration's training step for machines, and estimate its memory, time and price.
+
+    The report is written to a folder and returned.
 
     Args:
         config: Configuration of the training run.
@@ -117,8 +119,8 @@ def preflight(
         planned: Expected size of the training data, of which the available data are a sample.
         region: Region from the settings; see `platforms.machines.place_training`.
         is_timed: Whether times and prices are estimated in addition to the memory.
-        store: Receipts of the project's runs, from which preflight derives its intervals. None means the published
-            intervals.
+        store: Receipts (measurements of the project's training runs), from which preflight derives the intervals of its
+            estimates. None means intervals that are derived from published step times.
 
     Raises:
         InputError: If the configuration, its data or its model cannot be used, or the TPU compiler is not installed.

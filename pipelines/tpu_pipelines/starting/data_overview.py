@@ -72,7 +72,7 @@ class DataOverview(Displayed):
     """An overview of data, from the names of all files and the content of some files.
 
     Attributes:
-        params: Parameters to read the data.
+        params: Parameters with which create_tfrecords reads the data.
         kind: Kind of example: `image`, `text` or `corpus`.
         split_examples: Number of examples by split.
         class_examples: Number of examples by class or label. Empty without classes.
@@ -87,7 +87,7 @@ class DataOverview(Displayed):
             count: table rows without a label, texts without words, and files that are missing or empty.
         num_inputs: Number of all inputs, usable or not.
         class_splits: Number of examples by class or label, for each split.
-        warnings: Warnings about splits whose words are mostly unknown, one for each such split.
+        warnings: One warning for each split whose words are mostly unknown.
     """
 
     params: WriteParams
@@ -188,10 +188,12 @@ class DataOverview(Displayed):
 
 
 def source_of(place: str, kind: str = "") -> str:
-    """Return the source of the data at a path, for example `images:DIR`. A source is returned unchanged.
+    """Return a value for `data.source`: the kind and the path of the data, for example `images:DIR`.
+
+    If `place` already has this form, it is returned unchanged.
 
     Args:
-        place: A folder or file, local or on gs://, or a source.
+        place: A folder or file, local or on gs://, or a value that already has this form.
         kind: One of `KINDS`. If empty, the kind is detected.
 
     Raises:
@@ -230,7 +232,7 @@ def source_of(place: str, kind: str = "") -> str:
     raise InputError(
         f"Cannot detect the kind of data in {place!r}: expected a folder of images, texts, .tar, .parquet or "
         ".tfrecord files, or a .csv, .npz or .txt file, or an export of Label Studio (.json) or CVAT (.xml). If the "
-        f"data have one of these forms, name its kind: {', '.join(KINDS)}. Audio, video and tables of "
+        f"data have one of these forms, name their kind: {', '.join(KINDS)}. Audio, video and tables of "
         "numbers are not supported: convert them first."
     )
 

@@ -187,7 +187,7 @@ def retraining_workflow(config: str, steps: Sequence[str] = ()) -> str:
     """Return the GitHub workflow, as YAML, that retrains a configuration.
 
     Args:
-        config: Path of the configuration in the repository, or name of a ready example.
+        config: Path of the configuration in the repository, or name of an example in this package.
         steps: Steps that the user must do before the first retraining. They are written as comments at the top.
     """
     # Names must not leave their comment line.

@@ -269,7 +269,7 @@ def test_what_cannot_be_begun_with_is_said(tmp_path):
     assert_user_error(
         tpu_pipelines_here("init", "empty", cwd=tmp_path),
         "Cannot detect the kind of data in 'empty'",
-        "name its kind: images",
+        "name their kind: images",
     )
     assert_user_error(tpu_pipelines_here("init", "m.py", cwd=tmp_path), "The data location is missing", "--data")
 
