@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.evidence.benchmarks import whole_steps
 from tests.evidence.component_interfaces import with_interface
 from tests.support.cli import COMPONENTS, PIPELINES, REPOSITORY
 from tests.test_repository import STEPS
@@ -109,6 +110,9 @@ def texts() -> dict[Path, str]:
     in_their_readmes = {step.section for step in STEP_TABLE.values()}
     settings = _TABLE.sub(lambda _: f"\n{as_markdown(in_their_readmes)}", README.read_text())
     files[FRONT] = with_preflight(FRONT.read_text())
+    benchmarks = whole_steps.TABLE.with_name("README.md")
+    files[benchmarks] = _with_summary(benchmarks.read_text())
+    files[whole_steps.TABLE] = "\n".join([*whole_steps.steps(), ""])
     return {SCHEMA: schema.as_text(), README: settings, **files}
 
 
@@ -120,6 +124,12 @@ def with_preflight(readme: str) -> str:
     line = f"  preflight: {dataclasses.replace(report.machines[0], target='').summary}\n"
     readme = re.sub(rf"\$ {re.escape(COMMAND)}\n.*?(?=\n```)", lambda _: example, readme, flags=re.DOTALL)
     return re.sub(r"^  preflight: .*\n", lambda _: line, readme, flags=re.MULTILINE)
+
+
+def _with_summary(readme: str) -> str:
+    """The README of the benchmarks with the errors of the estimates."""
+    summary = "\n".join(line.rstrip() for line in whole_steps.summary())
+    return re.sub(r"(?<=```\n) +rows +distinct .*?(?=\n```)", lambda _: summary, readme, flags=re.DOTALL)
 
 
 def _make_preflight() -> None:

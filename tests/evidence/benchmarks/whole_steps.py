@@ -42,6 +42,7 @@ from tpu_components.preflight_training.estimate import WELL_USED, Accuracy, grad
 
 PUBLISHED = published_compile.PUBLISHED
 COMPILED = Path(__file__).parent / "compiled_steps.json"
+TABLE = COMPILED.with_name("whole_steps.txt")  # What `steps` returns; tests.evidence.generated writes it.
 _SMALL = 2e-4  # Operations with a smaller share of a step are kept as one of their kind.
 # Dimensions of the torus of a large slice: each has two links of a chip.
 _AXES = {"v2": 2, "v3": 2, "v4": 3, "v5e": 2, "v5p": 3, "v6e": 2, "7x": 3}
@@ -349,13 +350,11 @@ def accuracies(rows: Sequence[Row]) -> dict[bool, Accuracy]:
     return found
 
 
-def table() -> list[str]:
-    """Every distinct estimate, then the errors by generation and by kind of program."""
+def steps() -> list[str]:
+    """A table of every distinct estimate."""
     rows = load_rows()
     observations = load_observations(rows)
-    whole = [one for one in observations if one.is_whole]
-    held = hold_out_intervals(whole, is_busy)
-    constant = hold_out_constant(observations)
+    held = hold_out_intervals([one for one in observations if one.is_whole], is_busy)
     figures = Counter(row.estimate for row in rows)
     texts = dict.fromkeys(("program", "machine"), "<")
     numbers = dict.fromkeys(("rows", "measured", "estimated", "matrix units", "measured/estimated"), ">")
@@ -374,20 +373,30 @@ def table() -> list[str]:
             for one in observations
         ],
     ).lines()
-    lines += ["", "milliseconds; * outside the interval that other programs and publishers give", ""]
+    return [*lines, "", "milliseconds; * outside the interval that other programs and publishers give"]
+
+
+def summary() -> list[str]:
+    """A table of the errors by generation and by kind of program, and the intervals that follow."""
+    rows = load_rows()
+    observations = load_observations(rows)
+    whole = [one for one in observations if one.is_whole]
+    held = hold_out_intervals(whole, is_busy)
+    constant = hold_out_constant(observations)
+    figures = Counter(row.estimate for row in rows)
     groups = {"whole steps": whole}
     groups |= {f"{_GROUPS[busy]} of the peak": [one for one in whole if is_busy(one) == busy] for busy in (True, False)}
     names = dict.fromkeys(one.name for one in load_generations().values())
     groups |= {name: [one for one in whole if one.generation.name == name] for name in names}
     groups |= {kind: [one for one in whole if one.kind == kind] for kind in sorted({one.kind for one in whole})}
     groups |= {"single products": [one for one in observations if not one.is_whole]}
-    summary = []
+    cells = []
     for name, members in groups.items():
         if not members:
             continue
         median, most, bias = errors([one.ratio for one in members])
         simple = [[one.ratio_by_cycles for one in members], [constant[one.key] for one in members]]
-        summary.append(
+        cells.append(
             (
                 name,
                 str(sum(figures[one.key] for one in members)),
@@ -412,9 +421,7 @@ def table() -> list[str]:
         "constant: median",
         "95%",
     )
-    lines += Table(
-        {f"{column}{' ' * at}": "<" if not at else ">" for at, column in enumerate(columns)}, summary
-    ).lines()
+    lines = Table({f"{column}{' ' * at}": "<" if not at else ">" for at, column in enumerate(columns)}, cells).lines()
     for busy, accuracy in accuracies(rows).items():
         lines += ["", f"{_GROUPS[busy]} of the peak: {accuracy.text}"]
     return lines
@@ -424,7 +431,7 @@ _GROUPS = {True: f"at least {WELL_USED:.0%}", False: f"less than {WELL_USED:.0%}
 
 
 def main() -> None:
-    """Print the table; before, compile programs or read compiled ones if asked."""
+    """Print both tables; before, compile programs or read compiled ones if asked."""
     parser = argparse.ArgumentParser(prog="python -m tests.evidence.benchmarks.whole_steps", description=__doc__)
     parser.add_argument("--read", action="store_true", help="take the costs of programs from the compiled texts")
     published_compile.add_arguments(parser)
@@ -432,7 +439,7 @@ def main() -> None:
     published_compile.compile_all(asked.compile, asked.cache, asked.timeout, asked.memory)
     if asked.read:
         read_programs(asked.cache)
-    print("\n".join(table()))
+    print("\n".join([*steps(), "", *summary()]))
 
 
 if __name__ == "__main__":
