@@ -109,7 +109,10 @@ def find_hosts(environment: Mapping[str, str]) -> Hosts:
     """
     if own := environment.get(HOST_VARIABLE):
         return parse_host(own)
-    expected = int(environment.get(COUNT_VARIABLE, "1"))
+    count = environment.get(COUNT_VARIABLE, "1")
+    if not count.isdecimal():
+        raise InputError(f"Cannot find the number of hosts: {COUNT_VARIABLE} must be a number. Received: {count!r}.")
+    expected = int(count)
     for addresses, index, variables in _told(environment, expected):
         if not addresses or not 0 <= index < len(addresses):
             raise InputError(
@@ -160,7 +163,8 @@ def _told(environment: Mapping[str, str], expected: int) -> Iterator[tuple[list[
     # https://cloud.google.com/kubernetes-engine/docs/how-to/tpus and jax/_src/clusters/cloud_tpu_cluster.py
     for variable in ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES"):
         if workers := environment.get(variable):
-            index = environment.get("TPU_WORKER_ID", "0")
+            # Without an index, each of several hosts would take itself for the first.
+            index = environment.get("TPU_WORKER_ID", "" if "," in workers else "0")
             if not index.isdecimal():
                 raise InputError(
                     f"Cannot find the index of this host: TPU_WORKER_ID must be a number. Received: {index!r}."

@@ -54,8 +54,9 @@ def test_everything_that_may_say_which_host_this_is_is_told():
             Hosts(1, 2, "a:8476"),
         ),
         ({"TPU_PROCESS_ADDRESSES": "a:8471,b:8471", "TPU_WORKER_ID": "1"}, Hosts(1, 2, "a:8476")),
-        ({"TPU_WORKER_HOSTNAMES": "a,b", "JAX_COORDINATOR_PORT": "99"}, Hosts(0, 2, "a:99")),
-        ({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_PIPELINES_HOST_COUNT": "2"}, Hosts(0, 2, "a:8476")),
+        ({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "0", "JAX_COORDINATOR_PORT": "99"}, Hosts(0, 2, "a:99")),
+        ({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "0", "TPU_PIPELINES_HOST_COUNT": "2"}, Hosts(0, 2, "a:8476")),
+        ({"TPU_WORKER_HOSTNAMES": "localhost"}, ALONE),
         ({"TPU_PIPELINES_HOST_COUNT": "4", "TPU_PIPELINES_HOST": "1/2@there:99"}, Hosts(1, 2, "there:99")),
         ({"TPU_PIPELINES_HOST": "1/2@there:99", **_spec("workerpool0", 0)}, Hosts(1, 2, "there:99")),
         ({"TPU_PIPELINES_HOST": "0/1@there"}, ALONE),
@@ -71,12 +72,14 @@ def test_hosts_are_those_that_the_environment_tells_of(environment, expected):
         ({"TPU_PIPELINES_HOST": "4/4@there"}, r"expected INDEX/COUNT@ADDRESS.*Received: '4/4@there'"),
         ({"TPU_PIPELINES_HOST": "there"}, "Received: 'there'"),
         ({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "2"}, "this host has the index 2, but there are 2 hosts"),
+        ({"TPU_WORKER_HOSTNAMES": "a,b"}, r"TPU_WORKER_ID must be a number\. Received: ''"),
+        ({"TPU_PIPELINES_HOST_COUNT": "four"}, r"TPU_PIPELINES_HOST_COUNT must be a number\. Received: 'four'"),
         (
             {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "second"},
             r"TPU_WORKER_ID must be a number\. Received: 'second'",
         ),
         (
-            {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_PIPELINES_HOST_COUNT": "4"},
+            {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "0", "TPU_PIPELINES_HOST_COUNT": "4"},
             r"TPU_WORKER_ID list 2 hosts, but the machine has 4 hosts\. Start each host with --hosts I",
         ),
         (
