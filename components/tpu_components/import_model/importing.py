@@ -82,8 +82,8 @@ def import_model(
     if not info.fits(manifest):
         raise InputError(
             f"The classes of the model {name!r} do not match the records in {records_dir}: "
-            f"{info.compare_with(manifest)}. List the class_names of import_model in the order of the model's "
-            "outputs, and write the records with the same names, in the same order, in data.class_names."
+            f"{info.compare_with(manifest)}. Set class_names of import_model to the names in the order of "
+            "the model's outputs, set data.class_names to the same list, and write the records again."
         )
     split = next(iter(manifest.splits))
     examples = records.spread_inputs(records_dir, manifest, split, _COMPARED)[1]

@@ -163,8 +163,8 @@ def select_runs(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ..
     runs = tuple(path for path in paths if (path / SUMMARY_FILE).is_file())
     if not runs:
         raise InputError(
-            f"Cannot compare {', '.join(map(str, paths))}: {SUMMARY_FILE} is missing in this folder. Expected the "
-            "folder of a run that has ended, for example runs/digits."
+            f"Cannot compare {', '.join(map(str, paths))}: {SUMMARY_FILE} was not found there. Expected folders of "
+            "runs that have ended, for example runs/digits."
         )
     return runs, tuple(path for path in paths if path not in runs)
 

@@ -298,7 +298,7 @@ def test_what_is_no_run_is_refused(two_runs, tmp_path, capsys):
         assert cli.main(["compare", *map(str, folders)]) == 2
         return capsys.readouterr().err
 
-    assert "summary.json is missing in this folder. Expected the folder of a run" in error(tmp_path)
+    assert "summary.json was not found there. Expected folders of runs that have ended" in error(tmp_path)
     assert "Cannot compare /nowhere: there is no such folder" in error(two_runs[0], "/nowhere")
     assert "Cannot compare a run with itself" in error(two_runs[0], two_runs[0])
     (two_runs[0] / "summary.json").write_text("{}")

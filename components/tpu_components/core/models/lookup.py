@@ -449,8 +449,8 @@ def fit_to_data(
             what = "a model with one output gets an additional layer with the probability of the first class"
             advice = ', or end the model with keras.layers.Dense(num_classes, activation="softmax")'
         raise InputError(
-            f"Cannot train the model {name!r} with its own train_step: {what}, and the extended model does not have "
-            f"this train_step. Remove train_step{advice}."
+            f"Cannot train the model {name!r} with its own train_step: {what}. With this layer, the model becomes a "
+            f"new keras.Model, which does not have this train_step. Remove train_step{advice}."
         )
     try:
         # Not `model.input`, which a Sequential model lacks before it is called.

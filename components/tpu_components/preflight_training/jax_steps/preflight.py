@@ -195,8 +195,8 @@ def _search(case: StepCase, inputs: Callable[[int], Sequence[Any]], box: sandbox
         first = sizes.setdefault(program.step.digest, size)
         if max(first, size) >= 2 * min(first, size):  # Inputs may be padded to a multiple, but not to twice the size.
             raise InputError(
-                f"Cannot find the largest size: `largest` returns the same inputs for {first} and {size}. Use its "
-                "argument in the shapes."
+                "Cannot find the largest size: the function passed as `largest` returns the same inputs for the sizes "
+                f"{first} and {size}. Let the shapes of the inputs depend on the function's argument."
             )
         return box.compile_all([program])[0]
 

@@ -258,7 +258,7 @@ def test_names_in_a_file_are_kept(report_of):
         ("own mesh", "it builds a mesh from this computer's devices, which are too few. Use tp.mesh"),
         ("printing by another name", "Call jax.debug.print and jax.debug.callback by these full names"),
         ("number as machine", "Cannot compile for 8: expected the name of a TPU slice"),
-        ("largest of all sizes", r"`largest` returns the same inputs for 128 and \d+. Use its argument"),
+        ("largest of all sizes", r"`largest` returns the same inputs for the sizes 128 and \d+. Let the shapes"),
         (
             "largest that fails",
             "Cannot get inputs of size 128 from the function passed as `largest`: ZeroDivisionError",
