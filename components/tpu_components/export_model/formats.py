@@ -115,7 +115,7 @@ class TrainedModel:
 def write_saved_model(trained: TrainedModel, path: Path) -> str:
     """Write a SavedModel with the signatures that `INPUT_FACTS` lists for the kind of input, such as `serving_default`.
 
-    Return an empty string, because nothing is quantised.
+    Return an empty description of the quantised parts, because a SavedModel is not quantised.
     """
     module = tf.Module()
     # Keras's own ExportArchive would store every weight twice.

@@ -156,7 +156,8 @@ class Measurement:
         If other processes disturbed the cached measurement, `measure` is called again.
 
         Args:
-            key: Values on which the rate depends, in addition to the attributes, the machine and this module's code.
+            key: Values on which the rate depends, besides the attributes of this object, the machine and this module's
+                code, which are always part of the key.
             measure: Function that measures the rate.
         """
         reader = (self.in_memory_mib, self.shuffle_buffer)

@@ -64,8 +64,8 @@ class Accuracy:
         high: Upper end of the 90% interval.
         steps: Number of published step times.
         programs: Number of compiled programs whose estimates were compared with the published times.
-        held_out: How many of the `estimates` were inside an interval that was derived only from other programs and
-            publishers. None if this was not tested.
+        held_out: Result of a cross-validation: for how many of the `estimates` the published time was inside an
+            interval that was derived only from other programs and publishers. None if this was not tested.
         estimates: Number of distinct estimates. Several published times can have the same estimate. None in older
             files.
         whole_steps: Number of published times of whole training steps. In current files, it is equal to `steps`. None

@@ -165,8 +165,9 @@ def _raise_again(failure: Path) -> None:
 def name_jobset(ask: Mapping[str, Any], params: TrainParams, records: str) -> str:
     """Return the JobSet's name, which is the same for all attempts of a training run.
 
-    The name ends with a digest of the request. It has at most 37 characters, because JobSet appends up to 20 for its
-    pods, and a pod's name has at most 63 (jobset/pkg/webhooks/jobset_webhook.go).
+    The name ends with a digest of the request. It has at most 37 characters. This leaves room for the up to 20
+    characters that JobSet appends for its pods, because a pod's name has at most 63
+    (jobset/pkg/webhooks/jobset_webhook.go).
 
     Args:
         ask: Result of `requested_jobset`.

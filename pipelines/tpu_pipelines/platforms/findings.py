@@ -164,7 +164,8 @@ def lacking(said: str, remedy: str = "", error: type[Exception] = MissingError) 
 
     Args:
         said: Message of the `LackError`. If it is empty, the message of the original error is used.
-        remedy: Advice for the user. If it is empty, the advice is to run the check's first command.
+        remedy: Advice for the user. If it is empty, the advice is the first of the check's `commands`, if there are
+            any.
         error: Type of the errors to convert.
     """
     try:

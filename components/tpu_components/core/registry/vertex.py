@@ -71,10 +71,11 @@ class VertexVersion:
         - Its label for the alias ends with `-rolled-back`.
         - It has a promotion number (`turn`) that is higher than the promotion number of the current version.
         - It has a promotion number, and no version has the alias now.
-        - It is newer than the current version and once had the alias, and the current version has no promotion number.
-          The first version has no promotion number, nor has a version that got the alias by hand or from an earlier
-          release of this project. A version once had the alias if it has a promotion number or, for the alias
-          `champion`, if it still has the service's alias `default`. The gate moves `default` together with `champion`.
+        - It is newer than the current version, it once had the alias, and the current version has no promotion number.
+
+        A version has no promotion number if it is the first version, or if it got the alias by hand or from an earlier
+        release of this project. A version once had the alias if it has a promotion number or, for the alias `champion`,
+        if it still has Vertex AI's alias `default`, which the gate moves together with `champion`.
 
         Args:
             alias: The alias.

@@ -317,7 +317,8 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
         differences: Differences from the champion, by metric, on the judged examples. Empty without a champion.
         slices: Slices of the judged examples.
         groups: Groups of the judged examples, or None if the data set has no groups.
-        test_set: Number and error rate of this decision on the test set, or None without a registry.
+        test_set: How many decisions the gate has made on this test set, including this decision, and the error rate of
+            this decision. None without a registry.
     """
 
     split: str

@@ -77,10 +77,10 @@ class KernelWork(NamedTuple):
 
     Attributes:
         flops: Number of multiplications and additions of the matrix products.
-        padded: The same number with the contracted dimension and the last dimension of each result rounded up to
-            multiples of `LANES`, and multiplied by the number of passes for products of float32 values.
-        steps: Number of steps of the grid in which the kernel computes its products, or of all steps if it has no
-            product.
+        padded: Like `flops`, but the contracted dimension and the last dimension of each result count as rounded up to
+            multiples of `LANES`, and a product of float32 values counts once for each of its passes.
+        steps: Number of grid steps in which the kernel computes products. For a kernel without products, the number of
+            all grid steps.
         has_exponentials: Whether the kernel computes exponentials, as attention does between its products.
         unknown_loops: Number of loops with products whose number of iterations is unknown. Each counts as one
             iteration.

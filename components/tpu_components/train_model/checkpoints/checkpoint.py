@@ -42,7 +42,7 @@ class TrainingProgress:
         best_loss: Value of this metric in `best_epoch`, or None before the end of the first epoch.
         history: Metrics and durations of each finished epoch, by name.
         batch_size: Examples per step, summed over all replicas.
-        start_seconds: Part of `seconds` that passed before the first step of each session and stage ended. It includes
+        start_seconds: Part of `seconds` up to the end of the first step of each session and of each stage. It includes
             compilation.
         waited_seconds: Part of `seconds` in which the host waited for input or checkpoints after the first step of each
             session.

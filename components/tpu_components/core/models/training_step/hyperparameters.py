@@ -211,7 +211,11 @@ class TrainParams:
 
     @property
     def names_more_of_keras(self) -> bool:
-        """Whether the training run uses names or parameters that only Keras can check."""
+        """Whether only Keras can check some of the training settings.
+
+        This is the case if the settings name an optimizer, schedule, loss, metric or callback other than the common
+        ones, or if they set parameters of one.
+        """
         own = (self.optimizer_parameters, self.schedule_parameters, self.loss_parameters, self.metrics, self.callbacks)
         names = (self.optimizer, self.learning_rate_schedule, self.loss, self.monitor)
         return any(own) or not {*names} <= {"adam", "adamw", "sgd", "constant", "cosine", AUTO}

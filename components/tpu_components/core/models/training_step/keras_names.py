@@ -69,6 +69,10 @@ def class_of(kind: str, name: str) -> Any:
 
     In the name of a class, case and underscores are ignored.
 
+    Args:
+        kind: `optimizer`, `learning_rate_schedule`, `loss`, `metric` or `callback`.
+        name: Name of a class, such as `mean_squared_error`, or a short name, such as `mse`.
+
     Raises:
         InputError: If Keras has no such class.
     """
