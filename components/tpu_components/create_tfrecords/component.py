@@ -90,8 +90,8 @@ def create_tfrecords(
         rewrite: Write the examples as new records. If false, the records of a tfrecords: source are checked and used in
             place, and `dataset.json` refers to them. In this case, labels must already be stored in the form that
             training reads, and `class_names` contains the names of the labels 0, 1 and so on.
-        join_copies: In splits that are drawn by hash, leave exact and near copies of test examples out of training and
-            validation, and copies of validation examples out of training.
+        join_copies: In splits that are drawn by hash, treat exact and near copies as one example: copies of test
+            examples are left out of training and validation, and copies of validation examples out of training.
         retired_tests: Files `REGISTRY/MODEL/tests/…/examples.npy` of test sets that were used for too many gate
             decisions. The gate prints these paths. The examples of these test sets are left out of every split, so the
             new test set has only newer examples.
@@ -121,12 +121,12 @@ def create_tfrecords(
         truncate: Side on which texts are cut and padded, `start` or `end`. `start` keeps the last words.
         context_tokens: Number of characters by which validation and test passages of a corpus overlap: a passage begins
             with the last characters of the preceding passage. These characters are context, and are scored only in the
-            preceding passage. With 0, half of the predictions have little context.
+            preceding passage. With 0, nothing precedes a passage, so its first characters have little context.
         class_names: The classes, in order. Empty means all classes in the data, sorted. Names are compared in Unicode
             NFC, and `1.0` is the class `1`. With folders, only the folders that are listed here are used. With integer
-            labels in arrays, entry i is the name of label i, unless the list contains the numbers themselves. With a
-            multi-label npz: source, entry i is the name of column i, and empty means that the column numbers are the
-            names.
+            labels in arrays, entry i is the name of label i; if the entries are numbers, they are the labels
+            themselves. With a multi-label npz: source, entry i is the name of column i, and empty means that the column
+            numbers are the names.
         target_shard_mib: Target size of a shard, in MiB.
         max_bad_fraction: Largest share of inputs that may be unreadable or lack a label, split or weight. These inputs
             are quarantined and listed in the manifest.
@@ -232,8 +232,8 @@ def list_source(
         rewrite: Write the examples as new records. If false, the records of a tfrecords: source are checked and used in
             place, and `dataset.json` refers to them. In this case, labels must already be stored in the form that
             training reads, and `class_names` contains the names of the labels 0, 1 and so on.
-        join_copies: In splits that are drawn by hash, leave exact and near copies of test examples out of training and
-            validation, and copies of validation examples out of training.
+        join_copies: In splits that are drawn by hash, treat exact and near copies as one example: copies of test
+            examples are left out of training and validation, and copies of validation examples out of training.
         retired_tests: Files `REGISTRY/MODEL/tests/…/examples.npy` of test sets that were used for too many gate
             decisions. The gate prints these paths. The examples of these test sets are left out of every split, so the
             new test set has only newer examples.
@@ -263,12 +263,12 @@ def list_source(
         truncate: Side on which texts are cut and padded, `start` or `end`. `start` keeps the last words.
         context_tokens: Number of characters by which validation and test passages of a corpus overlap: a passage begins
             with the last characters of the preceding passage. These characters are context, and are scored only in the
-            preceding passage. With 0, half of the predictions have little context.
+            preceding passage. With 0, nothing precedes a passage, so its first characters have little context.
         class_names: The classes, in order. Empty means all classes in the data, sorted. Names are compared in Unicode
             NFC, and `1.0` is the class `1`. With folders, only the folders that are listed here are used. With integer
-            labels in arrays, entry i is the name of label i, unless the list contains the numbers themselves. With a
-            multi-label npz: source, entry i is the name of column i, and empty means that the column numbers are the
-            names.
+            labels in arrays, entry i is the name of label i; if the entries are numbers, they are the labels
+            themselves. With a multi-label npz: source, entry i is the name of column i, and empty means that the column
+            numbers are the names.
         target_shard_mib: Target size of a shard, in MiB.
         max_bad_fraction: Largest share of inputs that may be unreadable or lack a label, split or weight. These inputs
             are quarantined and listed in the manifest.

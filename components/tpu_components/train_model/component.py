@@ -72,8 +72,8 @@ def train_model(
         batch_size_per_replica: Examples per replica and step. The global batch size is this number times the number of
             replicas.
         optimizer: A Keras optimizer, such as `adam`, `adamw`, `sgd` (with Nesterov momentum 0.9), `lion` or `muon`.
-            With `auto`, a compiled model keeps its optimizer if all other settings of optimizer and learning rate have
-            their defaults. Otherwise `auto` means `adam`.
+            With `auto`, a compiled model keeps its optimizer, unless you change another setting of the optimizer or of
+            the learning rate. In all other cases, `auto` means `adam`.
         optimizer_parameters: Parameters of the optimizer by Keras's names, such as `beta_1`, `global_clipnorm` or
             `gradient_accumulation_steps`.
         learning_rate: Peak learning rate for one replica.
@@ -90,8 +90,8 @@ def train_model(
         initial_model: Model whose weights training starts with: `REGISTRY/MODEL@VERSION`, or a folder that train_model
             wrote, local or on gs://. In a configuration, `MODEL@VERSION` means a version in the configuration's
             registry. VERSION is a number or an alias, as in `digits@champion`. If the alias has no version yet, or this
-            parameter is empty, training starts with randomly initialized weights. Both models must have the same
-            layers, inputs and classes.
+            parameter is empty, training starts with randomly initialized weights. The model to train must have the same
+            layers, inputs and classes as the initial model.
         weight_decay: Decoupled weight decay per step as in AdamW, multiplied by the learning rate. Biases, parameters
             of normalisation layers and slopes of activations do not decay.
         loss: A Keras loss, such as `categorical_focal_crossentropy`. `auto` uses the function `loss` in the model's
@@ -110,14 +110,15 @@ def train_model(
         random_crop_pixels: Shift training images randomly by up to this number of pixels, with mirrored edges.
         random_resized_crop: Crop a random part of training images, with an aspect ratio of 3/4 to 4/3, and resize it to
             the full size. The value is the smallest share of the area; 0.08 is usual for photos, 0 disables it.
-        mixup_alpha: Mix training images and labels in pairs, with shares from Beta(alpha, alpha). 0.2 is usual.
+        mixup_alpha: Mix training images and labels in pairs. The shares of a pair are drawn from the distribution
+            Beta(alpha, alpha). 0.2 is usual, 0 disables mixing.
         label_smoothing: Share of a training label that is spread evenly over all classes. 0.1 is usual.
         ema_decay: Decay of the running average of the weights. The average is validated and saved instead of the
             weights. 0 disables the average.
         early_stopping_epochs: In the last stage, stop after this number of epochs without an improvement of `monitor`.
             0 disables early stopping.
-        monitor: Metric of the history that determines the best epoch, such as `validation_accuracy`. `auto` is
-            `validation_loss`, or `loss` if there is no validation split.
+        monitor: Metric that determines the best epoch, such as `validation_accuracy`. `auto` is `validation_loss`, or
+            `loss` if there is no validation split.
         callbacks: Keras callbacks with their parameters, called at the end of each epoch, such as
             `{"reduce_lr_on_plateau": {"monitor": "val_loss", "patience": 3}}`. Callbacks that the function `callbacks`
             in the model's file returns are called, too.
