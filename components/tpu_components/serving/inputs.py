@@ -101,7 +101,9 @@ def continue_texts(
         try:
             prompt.encode()
         except UnicodeEncodeError as error:
-            raise InputError(f"Cannot continue {prompt!r}: {error}. Expected text in UTF-8.") from error
+            raise InputError(
+                f"Cannot read the text {prompt!r}, which is to be continued: {error}. Expected text in UTF-8."
+            ) from error
         ids = alphabet.encode(prompt)[None]
         added = generate(model.step, model.state_size, ids, length, [temperature], seed)
         yield Continuation(prompt, alphabet.decode(added[0].tolist()))

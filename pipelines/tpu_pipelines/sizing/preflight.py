@@ -70,7 +70,7 @@ class PlannedData:
         return {name: max(count * self.num_examples // whole, min(count, 1)) for name, count in at_hand.items()}
 
     def assumed_of(self, facts: DataFacts, listing: Listing) -> DataFacts:
-        """Return the facts about the available data, with the host's reading rate adjusted to the expected data."""
+        """Return the facts about the available data, but with the rate at which the host reads the expected data."""
         inputs = facts.interface.input
         host = facts.host
         here = len(listing.keys)

@@ -1,4 +1,7 @@
-"""Creates, updates, pauses, resumes and deletes schedules of runs on a platform, by the name of the runs."""
+"""Creates, updates, pauses, resumes and deletes schedules on a platform.
+
+A schedule is identified by the name that all of its runs have.
+"""
 
 import dataclasses
 import difflib

@@ -165,8 +165,9 @@ def root_mean(squares: np.ndarray) -> Estimate:
 def median(values: np.ndarray) -> Estimate:
     """Estimate the median of `values` over the examples, averaged over the targets.
 
-    An example shifts a median up or down by half the distance between adjacent values. This distance is measured
-    between the ends of the median's 99% interval (Woodruff, Journal of the American Statistical Association 47, 1952).
+    The standard error follows from how far one example shifts the median: by half the distance between adjacent values.
+    This distance is the mean over the values inside the median's 99% interval (Woodruff, Journal of the American
+    Statistical Association 47, 1952).
     """
     medians = np.median(values, axis=0)
     quantile = float(special.ndtri((1 + _WOODRUFF_CONFIDENCE) / 2))

@@ -56,8 +56,8 @@ def _share_interval(share: float, number: float, confidence: float) -> tuple[flo
 def find_probability(estimate: Estimate, bound: float) -> float | None:
     """Return the one-sided p-value of a metric against a bound, or None if there are too few examples.
 
-    The p-value is the smallest error rate at which the one-sided confidence limit of the metric lies between the metric
-    and the bound.
+    The p-value is the smallest error rate for which the one-sided confidence interval of the metric does not extend
+    past the bound.
     """
     side = int(estimate.value < bound)
     if find_interval(estimate, _ANY_CONFIDENCE) is None:

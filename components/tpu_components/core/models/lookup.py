@@ -570,9 +570,9 @@ def _called_on_input(name: str, model: Any, interface: Interface) -> Any:
         own = " and ".join(lost)
         kind = type(model).__name__
         raise InputError(
-            f"Cannot train the model {name!r} with its own {own}: the model is saved as a functional model, which does "
-            f"not have the methods of the class {kind}. In {_BUILDER}, return {kind}(inputs, outputs), where inputs is "
-            f"a keras.Input(…), or remove {own}. To only add a term to the loss, call add_loss in a layer instead."
+            f"Cannot train the model {name!r} with its own {own}: the model was built without inputs and outputs, so "
+            f"it is saved as a functional model, which loses {own}. In {_BUILDER}, return {kind}(inputs, outputs), "
+            f"where inputs is a keras.Input(…), or remove {own}. To only extend the loss, call add_loss in a layer."
         )
     inputs = keras.Input(interface.input.shape, dtype=interface.input.dtype)
     if isinstance(model, keras.Sequential):

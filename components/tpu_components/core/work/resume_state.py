@@ -197,7 +197,7 @@ def gather(
     if others := [folder.root for folder in folders if not folder.holds(digest)]:
         raise InputError(
             f"Cannot combine {others[0]} with the other folders: it is empty, or was written with other data, "
-            "parameters or code. Run the range of this folder again."
+            "parameters or code. Write this range again, with the same data, parameters and code as the others."
         )
     finished = in_threads(ResumeState.finished, folders[0].root, folders)
     held = {name: folder for folder, there in zip(folders, finished, strict=True) for name in there}

@@ -75,7 +75,8 @@ def test_pieces_of_several_folders_are_put_together_in_order(tmp_path):
     ):
         gather(folders, "digest", "aeb")
     with pytest.raises(
-        InputError, match=r"Cannot combine .*/x with the other folders: .* Run the range of this folder again"
+        InputError,
+        match=r"Cannot combine .*/x with the other folders: .* Write this range again, with the same data, parameters",
     ):
         gather(folders, "another", "abcd")
 

@@ -213,8 +213,8 @@ class TrainParams:
     def names_more_of_keras(self) -> bool:
         """Whether only Keras can check some of the training settings.
 
-        This is the case if the settings name an optimizer, schedule, loss, metric or callback other than the common
-        ones, or if they set parameters of one.
+        This is the case if the settings name an optimizer, schedule, loss or monitored metric other than the common
+        ones, name metrics or callbacks, or set parameters of an optimizer, schedule or loss, even of a common one.
         """
         own = (self.optimizer_parameters, self.schedule_parameters, self.loss_parameters, self.metrics, self.callbacks)
         names = (self.optimizer, self.learning_rate_schedule, self.loss, self.monitor)
