@@ -195,7 +195,7 @@ def test_a_sample_for_a_preflight_is_a_data_set_of_its_own(tmp_path):
 def test_predictions_name_the_files_instead(tmp_path):
     write_records(write_digits(tmp_path / "own", as_files), tmp_path / "records")
     params = PredictParams(source=f"records:{tmp_path / 'records'}")
-    with pytest.raises(InputError, match=rf"Use these records as the source: tfrecords:{tmp_path}/own"):
+    with pytest.raises(InputError, match=rf"Use those records as the source: tfrecords:{tmp_path}/own"):
         list_inputs(
             params, ExportedModel("digits", (), ImageInput((8, 8, 1), "raw"), None, ImageInput((8, 8, 1), "raw"))
         )
