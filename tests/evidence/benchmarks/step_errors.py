@@ -4,6 +4,7 @@ A step counts once, however many publications time it. It is judged by steps of 
 """
 
 import dataclasses
+import functools
 import math
 import statistics
 from collections import defaultdict
@@ -49,7 +50,7 @@ class Observation:
     measured: float
     is_whole: bool
 
-    @property
+    @functools.cached_property
     def computation(self) -> float:
         """Seconds that the operations are estimated to take."""
         return sum(seconds_of(one, self.generation) for one in self.operations)
@@ -59,7 +60,7 @@ class Observation:
         """Share of the matrix units' peak that the estimated computation reaches."""
         return self.flops / self.generation.device_peak_flops / self.computation
 
-    @property
+    @functools.cached_property
     def flops(self) -> float:
         """Operations of all matrix products."""
         return sum(one.flops * one.times for one in self.operations)
