@@ -512,6 +512,20 @@ def test_a_rollback_of_a_version_that_an_earlier_release_promoted_is_seen_by_the
         world.release(0.9, world.digest(0.8))
 
 
+def test_each_promotion_gets_the_next_number_and_a_repeated_one_keeps_it(world):
+    def turns():
+        return [
+            model.labels.get("tpu_pipelines_turn_champion") for model in world.fake.models[canonical(f"{ROOT}/digits")]
+        ]
+
+    world.release(0.8, NOBODY)
+    for _ in range(2):
+        world.release(0.9, world.digest(0.8))
+        assert turns() == [None, "1"]
+    world.release(0.95, world.digest(0.9))
+    assert turns() == [None, "1", "2"]
+
+
 def test_a_label_that_cannot_be_written_leaves_the_promotion_as_it_is(world, capsys):
     world.release(0.8, NOBODY)
     world.fake.fail_next(1, "PERMISSION_DENIED", "update_model")

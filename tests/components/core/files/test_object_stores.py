@@ -8,6 +8,7 @@ import json
 
 import pytest
 import yaml
+from huggingface_hub.errors import OfflineModeIsEnabled
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
@@ -302,3 +303,16 @@ def test_the_password_in_the_address_of_a_store_is_not_in_the_error(monkeypatch)
     finally:
         object_stores.s3_client.cache_clear()
     assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (FileNotFoundError("nothing there"), InputError, r"has no such data set, revision or file \(nothing there\)"),
+        (OfflineModeIsEnabled("offline"), InputError, r"the Hugging Face hub rejected the request \(offline\)"),
+    ],
+)
+def test_errors_of_the_hub_say_what_to_do(error, kind, words):
+    store = object_stores.HuggingFaceHub()
+    with pytest.raises(kind, match=words), store.reach("hf://datasets/a/b/c.csv"):
+        raise error

@@ -119,6 +119,12 @@ def test_a_tpu_vm_asks_its_metadata_server_where_nothing_else_tells(workers):
         assert find_hosts(environment) == Hosts(1, 2, "10.0.0.1:8476")
 
 
+def test_a_metadata_server_that_does_not_answer_is_told():
+    nowhere = {"TPU_PIPELINES_HOST_COUNT": "2", "GCE_METADATA_IP": "127.0.0.1:1"}
+    with pytest.raises(InputError, match="agent-worker-number: no answer; worker-network-endpoints: no answer"):
+        find_hosts(nowhere)
+
+
 def test_host_0_alone_writes(monkeypatch):
     monkeypatch.setenv("TPU_PIPELINES_HOST", "1/2@there")
     assert not hosts.is_writer()

@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from tpu_components.core.examples.interface import Classification, Regression
+from tpu_components.core.metrics.calibration import calibration_error
 from tpu_components.core.metrics.definitions import estimators
 from tpu_components.core.metrics.intervals import find_interval
 from tpu_components.core.metrics.model_metrics import GroundTruth, compute_metrics
@@ -43,3 +44,11 @@ def test_examples_of_a_single_group_have_metrics_and_no_interval():
     metrics = compute_metrics(truth, outputs, 2)
     assert metrics.metrics["calibration_error"] == pytest.approx(0.5 - 1 / 3)
     assert metrics.intervals == {}
+
+
+def test_a_calibration_error_far_from_chance_has_the_normal_interval():
+    """In one bin whose gap is many standard errors, the error is nearly normal."""
+    hit = np.arange(1000) % 10 > 0
+    estimate = calibration_error(hit, np.tile([0.7, 0.3], (1000, 1)), None)
+    half = stats.norm.ppf(0.975) * math.sqrt(0.7 * 0.3 / 1000)  # The larger of both variances.
+    assert find_interval(estimate, 0.95) == pytest.approx((0.2 - half, 0.2 + half), abs=0.003)

@@ -28,6 +28,11 @@ def test_page_shows_predicted_beside_measured_for_step_memory_time_and_price():
     assert describe_step(receipt) == "10.0 ms (8.70–15.4) predicted, 13.0 ms measured"
 
 
+def test_a_prediction_without_receipts_names_none():
+    receipt = receive().with_prediction(dataclasses.asdict(predict(basis="")))
+    assert "predicted: 90% interval; measured: 5th to 95th percentile" in _words(receipt)
+
+
 def test_without_a_prediction_there_is_no_section():
     assert compare_prediction(None) == compare_prediction(receive()) == []
     assert describe_step(receive()) == ""

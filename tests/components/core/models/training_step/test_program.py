@@ -1,9 +1,15 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from tpu_components.core.models.training_step.hyperparameters import TrainParams
-from tpu_components.core.models.training_step.program import Program
+from tpu_components.core.models.training_step.program import Program, held_bytes
+
+
+def test_an_output_that_takes_the_place_of_an_input_is_held_once():
+    sizes = {"argument": 3, "temp": 5, "output": 7, "alias": 2}
+    assert held_bytes(SimpleNamespace(**{f"{name}_size_in_bytes": size for name, size in sizes.items()})) == 13
 
 
 @pytest.mark.parametrize(
