@@ -526,6 +526,12 @@ def test_a_models_own_optimizer_keeps_what_it_excludes_from_weight_decay():
     assert np.array(weights[1]).max() < 1
 
 
+def test_an_average_of_weights_is_a_setting_and_not_the_optimizers(small, digits_records, tmp_path):
+    params = small(optimizer="keras.optimizers.SGD(0.3, use_ema=True)", learning_rate=0.001)
+    with pytest.raises(InputError, match=r"use_ema=True, which is not supported\. Set training\.ema_decay instead"):
+        train_model(params, digits_records, tmp_path / "model")
+
+
 @pytest.mark.parametrize("rate", [0.001, 0.0011])
 def test_a_stages_own_rate_replaces_the_models_optimizer_also_if_it_is_the_default(
     small, digits_records, tmp_path, rate

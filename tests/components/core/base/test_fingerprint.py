@@ -250,10 +250,11 @@ def test_of_two_modules_of_a_name_the_one_counts_that_python_imports(tmp_path, m
 
 
 def test_a_librarys_version_is_found_whatever_its_distribution_is_called():
-    versions = Code({}, frozenset({"PIL", "yaml", "numpy", "is_not_installed"})).versions()
+    versions = Code({}, frozenset({"PIL", "yaml", "markdown_it", "numpy", "is_not_installed"})).versions()
     assert versions == {
         "PIL": importlib.metadata.version("pillow"),
         "yaml": importlib.metadata.version("PyYAML"),
+        "markdown_it": importlib.metadata.version("markdown-it-py"),
         "numpy": importlib.metadata.version("numpy"),
         "is_not_installed": "",
     }

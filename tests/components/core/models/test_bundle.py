@@ -146,10 +146,11 @@ def test_another_file_under_a_digest_is_refused(folder, tmp_path):
     place = tmp_path / bundle.digest
     place.mkdir()
     (place / "my_model.zip").write_bytes(bundle.content + b"more")
-    with pytest.raises(
-        InputError, match=rf"The code in .* has been changed: expected SHA-256 {bundle.digest[:16]}…, received "
-    ):
+    message = rf"The code in .* has been changed: expected SHA-256 {bundle.digest[:16]}…, received "
+    with pytest.raises(InputError, match=message):
         build_model(str(place / "my_model.zip"), _DIGITS, {})
+    with pytest.raises(InputError, match=message):
+        bundle_of(str(place / "my_model.zip"))
 
 
 def test_what_is_no_bundle_is_refused_every_time_and_leaves_nothing(folder):
