@@ -101,8 +101,8 @@ class Accuracy:
 
 
 _UNKNOWN = Accuracy(1.0, 1.0, 1.0, 0, 0)  # For GPUs, whose time is not estimated.
-_WELL = Accuracy(1.0, 0.83, 1.37, 77, 34, 62, 64, 77, 0.09, 0.2)
-_LITTLE = Accuracy(1.0, 0.5, 1.67, 68, 34, 47, 55, 68, 0.19, 0.8)
+_WELL = Accuracy(1.0, 0.84, 1.34, 88, 40, 72, 75, 88, 0.09, 0.22)
+_LITTLE = Accuracy(1.0, 0.52, 1.67, 71, 36, 49, 57, 71, 0.19, 0.8)
 _GROUPS = (_WELL, _LITTLE)
 INTERVALS = (
     "The range in brackets should contain nine of ten step times. It contained "
