@@ -22,6 +22,7 @@ def test_page_shows_predicted_beside_measured_for_step_memory_time_and_price():
         "Price of the run $0.31 (0.27–0.47) $0.61 2.00",
         "90% interval, from 3 runs of this program, 12 of others",
         "median of 9,990 of 10,000 steps",
+        "Run The prediction covers only the epochs.",
         "Start-up took 1.00 min in 1 session",
     ):
         assert row in words, row

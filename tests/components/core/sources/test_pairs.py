@@ -100,6 +100,7 @@ def test_masks_are_recognised_by_their_pixels_in_folders_of_any_name(tmp_path, f
         ("photo/{}.png", "drawing/{}.png", (_picture, lambda seed: _mask(seed, side=12))),
         ("x/{}.png", "y/{}.png", (_picture, _picture)),
         ("photo/{}.png", "logo/{}.png", (_picture, lambda seed: _mask(seed) if seed else _picture(seed))),
+        ("animal/{}.png", "logo/{}.png", (_picture, lambda seed: _mask(seed) if seed else _picture(seed))),
     ],
 )
 def test_classes_that_are_numbered_alike_are_classes(tmp_path, one, other, content):
