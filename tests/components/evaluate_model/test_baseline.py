@@ -11,6 +11,7 @@ from sklearn import metrics as judge
 from tests.components.judging import decide_on, said
 from tpu_components.core.examples.interface import TASKS, Regression
 from tpu_components.core.metrics.model_metrics import GroundTruth
+from tpu_components.core.results.evaluation_info import Baseline
 from tpu_components.evaluate_model import EvaluateParams
 from tpu_components.evaluate_model.baseline import find_baseline
 
@@ -130,6 +131,12 @@ def test_numbers_have_to_beat_their_mean():
     assert mean.rule.text.endswith("the model predicts the same for every example: 50, 49")
     perfect = find_baseline(GroundTruth(Regression(), targets[:3], ["a", "b"]), targets[:3])
     assert perfect.is_beaten
+
+
+def test_a_baseline_that_names_no_answer_has_not_collapsed():
+    """Evaluations of earlier versions do not say whether the model predicted the same for every example."""
+    rule = Baseline("accuracy", "always predicting 'cat'", 0.3, 0.2, 0.1).rule
+    assert (rule.passed, rule.text) == (True, "accuracy 0.5000 beats the 0.3000 of always predicting 'cat'")
 
 
 def test_targets_that_never_change_tell_nothing():
