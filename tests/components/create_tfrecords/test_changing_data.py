@@ -149,7 +149,7 @@ def test_parts_of_data_that_changed_meanwhile_are_not_put_together(pictures, mon
     monkeypatch.undo()
     shutil.rmtree(pictures / "plan")
     fan_out.plan_parts(params, plan)
-    with pytest.raises(InputError, match="expected work with the same data"):
+    with pytest.raises(InputError, match="it is empty, or was written with other data, parameters or code"):
         fan_out.merge_parts(params, plan, [parts], pictures / "records")
     assert fan_out.write_parts(params, plan, parts, 0).num_kept == 0
     fan_out.merge_parts(params, plan, [parts], pictures / "records")
