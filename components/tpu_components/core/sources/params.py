@@ -99,8 +99,8 @@ class WriteParams:
             preceding passage. With 0, nothing precedes a passage, so its first characters have little context.
         class_names: The classes, in order. Empty means all classes in the data, sorted. Names are compared in Unicode
             NFC, and `1.0` is the class `1`. With folders, only the folders that are listed here are used. With integer
-            labels in arrays, entry i is the name of label i; if the entries are numbers, they are the labels
-            themselves. With a multi-label npz: source, entry i is the name of column i, and empty means that the column
+            labels in arrays, entry i is the name of label i, unless the list contains every number that occurs as a
+            label. With a multi-label npz: source, entry i is the name of column i, and empty means that the column
             numbers are the names.
         target_shard_mib: Target size of a shard, in MiB.
         max_bad_fraction: Largest share of inputs that may be unreadable or lack a label, split or weight. These inputs
