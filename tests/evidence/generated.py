@@ -128,7 +128,7 @@ def with_preflight(readme: str) -> str:
 
 def _with_summary(readme: str) -> str:
     """The README of the benchmarks with the errors of the estimates."""
-    summary = "\n".join(line.rstrip() for line in whole_steps.summary())
+    summary = "\n".join(whole_steps.summary())
     return re.sub(r"(?<=```\n) +rows +distinct .*?(?=\n```)", lambda _: summary, readme, flags=re.DOTALL)
 
 

@@ -165,6 +165,16 @@ class Block:
         """Heads of keys and values."""
         return self.kv_heads or self.heads
 
+    @property
+    def parameters(self) -> int:
+        """Number of weights."""
+        return sum(map(math.prod, self.shapes().values()))
+
+    def divided(self, tensor: int) -> "Block":
+        """Return what one of `tensor` devices computes if they divide each product among themselves."""
+        kv_heads = max(self.keys // tensor, 1)
+        return dataclasses.replace(self, heads=self.heads // tensor, kv_heads=kv_heads, ffn=self.ffn // tensor)
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of each weight of one block."""
         found: dict[str, tuple[int, ...]] = {}

@@ -6,7 +6,6 @@ and those of convolutions are in published_networks.py.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -84,20 +83,15 @@ def decoder(
     """
     whole = Block(attention=Attention(attention), **dimensions)
     wholes = [whole] * (period - 1) + [dataclasses.replace(whole, window=0, **(last or {})) if period > 1 else whole]
-    group = [
-        dataclasses.replace(
-            each, heads=each.heads // tensor, kv_heads=max(each.keys // tensor, 1), ffn=each.ffn // tensor
-        )
-        for each in wholes
-    ]
-    dense = [dataclasses.replace(group[0], experts=0, shared=0, ffn=first_ffn // tensor)]
+    dense = dataclasses.replace(whole, experts=0, shared=0, ffn=first_ffn)
+    group = [each.divided(tensor) for each in wholes]
     compiled, real = (depth or layers - first) // period, (layers - first) // period
     width = whole.width
     words = vocabulary // tensor
     weights = {"embedding": shape_of((words, width)), "scale": shape_of((width,))}
     weights["layers"] = layers_of(group, compiled, saved)
     if first:
-        weights["first"] = layers_of(dense, first, saved)
+        weights["first"] = layers_of([dense.divided(tensor)], first, saved)
     if not tied:
         weights["unembedding"] = shape_of((width, words))
     if learned_positions:
@@ -110,7 +104,7 @@ def decoder(
         if learned_positions:
             x = x + weights["positions"]
         if first:
-            x = run(dense, x, weights["first"], saved)
+            x = run([dense.divided(tensor)], x, weights["first"], saved)
         x = run(group, x, weights["layers"], saved)
         x = norm(x, {f"last/{name}": leaf for name, leaf in weights.items() if "scale" in name}, "last", whole.rms)
         last = weights["embedding"].T if tied else weights["unembedding"]
@@ -125,8 +119,7 @@ def decoder(
         return jnp.mean(lax.map(jax.checkpoint(part), chunked))
 
     outside = (1 if tied else 2) * vocabulary * width
-    inside = sum(math.prod(shape) for each in wholes for shape in each.shapes().values()) * real
-    inside += sum(math.prod(shape) for shape in dense[0].shapes().values()) * first * tensor
+    inside = real * sum(each.parameters for each in wholes) + first * dense.parameters
     return train(
         loss,
         weights,

@@ -109,10 +109,7 @@ def find_hosts(environment: Mapping[str, str]) -> Hosts:
     """
     if own := environment.get(HOST_VARIABLE):
         return parse_host(own)
-    count = environment.get(COUNT_VARIABLE, "1")
-    if not count.isdecimal():
-        raise InputError(f"Cannot find the number of hosts: {COUNT_VARIABLE} must be a number. Received: {count!r}.")
-    expected = int(count)
+    expected = _number(environment, COUNT_VARIABLE, "1", "number of hosts")
     for addresses, index, variables in _told(environment, expected):
         if not addresses or not 0 <= index < len(addresses):
             raise InputError(
@@ -146,6 +143,13 @@ def _say_it(count: int) -> str:
     )
 
 
+def _number(environment: Mapping[str, str], variable: str, default: str, sought: str) -> int:
+    text = environment.get(variable, default)
+    if not text.isdecimal():
+        raise InputError(f"Cannot find the {sought}: {variable} must be a number. Received: {text!r}.")
+    return int(text)
+
+
 def _hosts(index: int, count: int, first: str, port: int | str = _PORT) -> Hosts:
     if count == 1:
         return ALONE
@@ -164,14 +168,10 @@ def _told(environment: Mapping[str, str], expected: int) -> Iterator[tuple[list[
     for variable in ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES"):
         if workers := environment.get(variable):
             # Without an index, each of several hosts would take itself for the first.
-            index = environment.get("TPU_WORKER_ID", "" if "," in workers else "0")
-            if not index.isdecimal():
-                raise InputError(
-                    f"Cannot find the index of this host: TPU_WORKER_ID must be a number. Received: {index!r}."
-                )
+            index = _number(environment, "TPU_WORKER_ID", "" if "," in workers else "0", "index of this host")
             # Drop the port: libtpu's own process listens on it.
             addresses = [address.strip().partition(":")[0] for address in workers.split(",") if address.strip()]
-            yield addresses, int(index), f"{variable} and TPU_WORKER_ID"
+            yield addresses, index, f"{variable} and TPU_WORKER_ID"
     # https://cloud.google.com/vertex-ai/docs/training/distributed-training#cluster-variables
     if spec := environment.get("CLUSTER_SPEC"):
         try:
@@ -186,11 +186,12 @@ def _told(environment: Mapping[str, str], expected: int) -> Iterator[tuple[list[
                 f"({describe(error)}). Received: {spec[:200]!r}."
             ) from error
     if expected > 1 and "TPU_SKIP_MDS_QUERY" not in environment:
-        index, workers = _metadata(_server(environment), _NUMBER), _metadata(_server(environment), _ENDPOINTS)
-        if index.isdecimal() and workers:
+        number = _metadata(_server(environment), _NUMBER)
+        workers = _metadata(_server(environment), _ENDPOINTS)
+        if number.isdecimal() and workers:
             # Names, or name:id:address on older VMs.
             addresses = [worker.rpartition(":")[2].strip() for worker in workers.split(",")]
-            yield addresses, int(index), f"the metadata server's {_ENDPOINTS} and {_NUMBER}"
+            yield addresses, int(number), f"the metadata server's {_ENDPOINTS} and {_NUMBER}"
 
 
 def tell_hosts(environment: Mapping[str, str]) -> dict[str, str]:
