@@ -1,6 +1,6 @@
 """The server process.
 
-It listens while it loads the model, and finishes running requests when it stops.
+It listens while it loads the model. When it stops, it answers the requests in progress first.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ SHUTDOWN_SECONDS = 25  # Kubernetes kills the container after 30.
 
 
 def serve(export_uri: str, params: ServeParams, version: str = "") -> None:
-    """Serve an export until SIGTERM or SIGINT (Ctrl-C), then finish running requests.
+    """Serve an export until SIGTERM or SIGINT (Ctrl-C), then answer the requests in progress.
 
     A line is printed to stdout when the model is ready. A JSON line is printed to stderr for each request.
 

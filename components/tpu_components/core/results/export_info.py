@@ -173,7 +173,10 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
 
     @staticmethod
     def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of `ExportInfo` from a file of any version. The oldest files describe image classifiers."""
+        """Return the fields of `ExportInfo` from a file of any version.
+
+        Files of the first version name no task, because all models were image classifiers.
+        """
         task = typed_values.read(raw.get("task", CLASSIFICATION), Annotated[str, tuple(TASKS)], "task")
         judged = min((name for name in raw if name.startswith(_TRAINED)), default="").removeprefix(_TRAINED)
         fields = typed_values.read(raw["input"], Mapping[str, Any], "input")

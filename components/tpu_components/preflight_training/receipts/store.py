@@ -72,7 +72,7 @@ class ReceiptStore:
     def add(self, receipts: Iterable[Receipt]) -> Added:
         """Add receipts of runs that are not stored yet.
 
-        The receipt of a stored run is replaced only if it has no prediction, and the new receipt has one.
+        A new receipt of a run replaces the stored one only if the new one has a prediction and the stored one does not.
 
         Raises:
             InputError: If the folder cannot be written, or a stored receipt is damaged.

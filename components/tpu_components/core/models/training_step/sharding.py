@@ -111,7 +111,7 @@ def compute_dtypes(model: Any) -> list[str]:
 
 @contextlib.contextmanager
 def gathering_weights(model: Any, mesh: Any) -> Iterator[None]:
-    """Make a model's training step gather each sharded weight on all devices before it is used.
+    """Make a model's training step gather each sharded weight on all devices before using the weight.
 
     Trace the training step in the `with` block. After the block, the model is unchanged.
 
