@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
@@ -107,6 +108,7 @@ class Block:
         query_latent: Features of a token that queries are projected from; 0 for all of them.
         rotated: With `latent`, the features of queries and keys beside `head_dim`, which alone are rotated; all heads
             share those of a key.
+        relative: Buckets of distances; a learned bias of each is added to the scores, as in T5. Only for naive attention.
         parallel: Whether attention and the feed-forward part read the same normalised input, as MaxText's did in 2023.
         gate: Whether a product of the input gates what attention gives.
         post_norm: Whether each part's output is normalised too, as Gemma's.
@@ -145,6 +147,7 @@ class Block:
     latent: int = 0
     query_latent: int = 0
     rotated: int = 0
+    relative: int = 0
     parallel: bool = False
     gate: bool = False
     post_norm: bool = False
@@ -190,6 +193,8 @@ class Block:
                 found[f"{part}/value"] = (source, self.keys, self.head_dim)
             found[f"{part}/out"] = (self.heads, self.head_dim, self.width)
             found[f"{part}/scale"] = (self.width,)
+            if self.relative:
+                found[f"{part}/relative"] = (self.heads, self.relative)
             if self.gate:
                 found[f"{part}/gate"] = (self.width, self.heads, self.head_dim)
         if not self.parallel:
@@ -261,11 +266,18 @@ def _rotate(x: jax.Array) -> jax.Array:
     return jnp.concatenate(turned, -1).astype(x.dtype)
 
 
-def naive(block: Block, q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> jax.Array:
-    """Attention that writes the scores of all pairs of tokens."""
+def naive(
+    block: Block, q: jax.Array, k: jax.Array, v: jax.Array, causal: bool, biases: jax.Array | None = None
+) -> jax.Array:
+    """Attention that writes the scores of all pairs of tokens.
+
+    `biases` are those of the distances, for each head; see `Block.relative`.
+    """
     groups = block.heads // block.keys
     q = q.reshape(*q.shape[:2], block.keys, groups, q.shape[-1])
     scores = jnp.einsum("bqkgd,bskd->bkgqs", q, k)
+    if biases is not None:
+        scores = scores + _of_distances(biases, *scores.shape[-2:]).reshape(block.keys, groups, *scores.shape[-2:])
     if causal:
         seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
         scores = jnp.where(seen, scores, jnp.asarray(-1e9, scores.dtype))
@@ -278,6 +290,17 @@ def naive(block: Block, q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) 
         shares = jax.nn.softmax(scores.astype(jnp.float32), -1).astype(v.dtype)
         attended = jnp.einsum("bkgqs,bskd->bqkgd", drop(shares, block.dropout), v)
     return attended.reshape(*attended.shape[:2], block.heads, v.shape[-1])
+
+
+def _of_distances(biases: jax.Array, queries: int, keys: int) -> jax.Array:
+    """The bias of each pair of tokens: half of the buckets for one distance each, the others growing up to 128."""
+    buckets = biases.shape[1]
+    exact = buckets // 2
+    distances = np.maximum(np.arange(queries)[:, None] - np.arange(keys), 0)
+    far = np.log(np.maximum(distances, 1) / exact) / math.log(128 / exact) * (buckets - exact)
+    chosen = np.where(distances < exact, distances, np.minimum(exact + far.astype(int), buckets - 1))
+    is_chosen = jnp.asarray(chosen, jnp.int32) == lax.broadcasted_iota(jnp.int32, (buckets, 1, 1), 0)
+    return jnp.einsum("hn,nqs->hqs", biases, is_chosen.astype(biases.dtype))
 
 
 _SIDE = 1024  # Tokens of a block of Levanter's attention.
@@ -416,7 +439,7 @@ def _attend(
     elif block.attention is Attention.BLOCKS:
         y = _attend_in_blocks(block, q, k, v)
     else:
-        y = naive(block, q, k, v, block.causal and other is None)
+        y = naive(block, q, k, v, block.causal and other is None, weights.get(f"{part}/relative"))
     if block.attention is not Attention.SPLASH:  # Whose kernel names its result.
         y = checkpoint_name(y, "context")
     if block.gate:

@@ -95,6 +95,15 @@ def test_networks_have_as_many_weights_as_published(name, expected):
         ("gemma4-26b-4096", 25.2e9),
         ("deepseek2-16b-2048", 15.7e9),
         ("deepseek3-671b-4096", 671e9),
+        ("maxtext-22b-v4", 21.94e9),
+        ("maxtext-1b-v4", 1.074e9),
+        ("maxtext-0.9b-v4", 0.8725e9),
+        ("maxtext-16b-v5e-naive", 16.51e9),
+        ("maxtext-32b-v5e-naive", 32.48e9),
+        ("llama4-scout-8192", 107.8e9),
+        ("brahmai-4b-4096", 4.07e9),
+        ("mesh-transformer-10b", 10.07e9 / 8),
+        ("gemma3-1b-128", 0.738e9),
     ],
 )
 def test_networks_that_are_compiled_in_part_have_as_many_weights_as_published(name, expected):
@@ -126,7 +135,7 @@ _SMALL = {"batch": 2, "tokens": 8, "layers": 2, "vocabulary": 50, "width": 16, "
         {"kv_heads": 1, "qk_norm": True, "post_norm": True, "dropout": 0.1, "saved": None, "gate": True},
         {"attention": "flash", "tokens": 128, "head_dim": 128},
         {"attention": "blocks", "tokens": 1024, "kv_heads": 1, "product_loss": True},
-        {"parallel": True, "qk_norm": True, "v_norm": True},
+        {"parallel": True, "qk_norm": True, "v_norm": True, "relative": 32},
         {"layers": 4, "window": 4, "period": 2, "last": {"head_dim": 16, "kv_heads": 1, "key_values": True}},
         {"layers": 3, "first": 1, "first_ffn": 64, "latent": 8, "query_latent": 8, "rotated": 4},
         {"experts": 4, "active": 2, "sorts_back": True, "width": 128, "ffn": 128, "tokens": 256},
@@ -146,6 +155,20 @@ def test_a_decoder_of_zeros_finds_all_words_equally_likely():
     state, ids = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), step.arguments)
     _, loss = _compile_quickly(step.function)(state, ids)
     assert loss == pytest.approx(math.log(50), rel=1e-2)
+
+
+def test_scores_have_the_bias_of_their_distance():
+    """Without queries and keys, attention to the values of an identity is the softmax of the biases."""
+    block = published_layers.Block(width=300, heads=1, head_dim=300, ffn=1, relative=32)
+    nothing = jnp.zeros((1, 300, 1, 300))
+    attended = published_layers.naive(
+        block, nothing, nothing, jnp.eye(300)[None, :, None], False, jnp.arange(32.0)[None] / 10
+    )
+    of_the_last = attended[0, -1, 0]
+    biases = 10 * np.log(of_the_last / of_the_last[-1])
+    # From the formula of T5 with 32 buckets up to a distance of 128: 16 + int(16 * log(d / 16) / log(8)).
+    expected = {0: 0, 1: 1, 15: 15, 16: 16, 18: 16, 19: 17, 64: 26, 127: 31, 299: 31}
+    assert {distance: round(float(biases[299 - distance])) for distance in expected} == expected
 
 
 def test_chips_that_divide_products_see_a_part_of_each():
