@@ -108,7 +108,8 @@ class Block:
         query_latent: Features of a token that queries are projected from; 0 for all of them.
         rotated: With `latent`, the features of queries and keys beside `head_dim`, which alone are rotated; all heads
             share those of a key.
-        relative: Buckets of distances; a learned bias of each is added to the scores, as in T5. Only for naive attention.
+        relative: Buckets of distances, each with a learned bias that is added to scores, as in T5. Without effect unless
+            attention is naive.
         parallel: Whether attention and the feed-forward part read the same normalised input, as MaxText's did in 2023.
         gate: Whether a product of the input gates what attention gives.
         post_norm: Whether each part's output is normalised too, as Gemma's.
