@@ -96,7 +96,7 @@ def print_operations(machine: str) -> None:
     generation = tpu_slice(machine).generation
     for one in operations():
         report = tp.preflight_step(
-            one.function, *one.arguments, machine=machine, platform="kubeflow", donate_argnums=one.donated
+            one.function, *one.arguments, machine=machine, platform=generation.targets[-1], donate_argnums=one.donated
         )
         if report.step is None:
             print(f"{machine:<8}{one.name:<24}  {report.verdict.replace('_', ' ')}", flush=True)
