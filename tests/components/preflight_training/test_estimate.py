@@ -94,8 +94,8 @@ def test_the_interval_is_wide_where_the_matrix_units_are_used_little():
     assert (unknown.low, unknown.high, unknown.steps) == (1.0, 1.0, 0)
 
 
-def _milliseconds(*operations):
-    return time_step(_cost(layers={"layer": LayerCost(list(operations))}), _machine("v5e-1")).compute_ms
+def _milliseconds(*operations, machine="v5e-1"):
+    return time_step(_cost(layers={"layer": LayerCost(list(operations))}), _machine(machine)).compute_ms
 
 
 def test_nothing_is_faster_than_the_chip():
@@ -103,6 +103,16 @@ def test_nothing_is_faster_than_the_chip():
     assert _milliseconds(OperationCost(Kind.PRODUCT, 10, 197e9)) == pytest.approx(1.0)
     assert _milliseconds(OperationCost(Kind.OTHER, 10, num_bytes=819e6, times=3)) == pytest.approx(3.0)
     assert _milliseconds(OperationCost(Kind.PRODUCT, 10, 197e9, 2 * 819e6)) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_bytes", "milliseconds"),
+    [(Kind.OTHER, 0, 0.5), (Kind.OTHER, 0.4 * 1.2e9, 0.7), (Kind.OTHER, 2 * 1.2e9, 2.0), (Kind.PRODUCT, 0, 1.0)],
+)
+def test_on_v4_the_schedule_of_an_elementwise_operation_is_an_upper_bound(kind, num_bytes, milliseconds):
+    """The mean of 1 ms of cycles at 1.05 GHz, and of the bytes' time at 1.2 TB/s, but never less than the latter."""
+    operation = OperationCost(kind, 1_050_000, num_bytes=num_bytes)
+    assert _milliseconds(operation, machine="v4-8") == pytest.approx(milliseconds)
 
 
 def test_the_share_of_kernels_is_that_of_their_time():

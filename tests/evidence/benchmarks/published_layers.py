@@ -108,8 +108,8 @@ class Block:
         query_latent: Features of a token that queries are projected from; 0 for all of them.
         rotated: With `latent`, the features of queries and keys beside `head_dim`, which alone are rotated; all heads
             share those of a key.
-        relative: Buckets of distances, each with a learned bias that is added to scores, as in T5. Without effect unless
-            attention is naive.
+        relative: Buckets of distances, each with a learned bias that is added to scores, as in T5. For naive attention
+            only.
         parallel: Whether attention and the feed-forward part read the same normalised input, as MaxText's did in 2023.
         gate: Whether a product of the input gates what attention gives.
         post_norm: Whether each part's output is normalised too, as Gemma's.
@@ -636,7 +636,13 @@ def train(
     """A step that updates all weights, or, if they are divided among `shards`, gives gradients and updates a shard.
 
     `kind` is the type of the weights that `loss` gets where they are not divided.
+
+    Raises:
+        ValueError: If one group of layers stands for several: the compiler leaves no loop of it, whose length could be
+            changed.
     """
+    if depths[0] == 1 < depths[1]:
+        raise ValueError(f"At least two of {depths[1]} groups of layers must be compiled, got one.")
 
     def replicated(state: Sequence[Weights], *batch: jax.Array) -> tuple[Weights, jax.Array]:
         value, gradients = jax.value_and_grad(lambda weights: loss(_cast(weights, kind), *batch))(state[0])

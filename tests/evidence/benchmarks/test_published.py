@@ -149,6 +149,11 @@ def test_decoders_of_every_kind_trace(change):
     assert jax.tree.map(lambda leaf: leaf.shape, state) == jax.tree.map(lambda leaf: leaf.shape, step.arguments[0])
 
 
+def test_one_group_of_layers_cannot_stand_for_several():
+    with pytest.raises(ValueError, match="At least two of 2 groups of layers must be compiled, got one"):
+        published_programs.decoder(**_SMALL | {"layers": 8, "period": 4, "depth": 4, "window": 4})
+
+
 def test_a_decoder_of_zeros_finds_all_words_equally_likely():
     small = _SMALL | {"layers": 1, "tokens": 4}
     step = published_programs.decoder(**small, experts=4, active=2, capacity=1.25, attention="naive")

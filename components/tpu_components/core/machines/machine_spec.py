@@ -86,6 +86,7 @@ class Generation:
         peak_bf16_flops: Peak bfloat16 operations per second of a chip.
         clock_hz: Clock rate in Hz, to convert the TPU compiler's cycles to seconds. It is not published, but derived
             from `peak_bf16_flops`.
+        cmem_bytes: Size of the on-chip memory that the cores share (CMEM), in bytes. 0 if the chip has none.
         mxu_size: Rows and columns of a matrix unit.
         targets: Platforms that offer this generation for training: `vertex`, `kubeflow`.
         chip_config: Configuration of a chip for the TPU compiler. Empty means the compiler's default.
@@ -121,6 +122,7 @@ class Generation:
     hbm_bytes_per_second: float = 0.0
     peak_bf16_flops: float = 0.0
     clock_hz: float = 1.0
+    cmem_bytes: int = 0
     mxu_size: int = 0
     targets: tuple[str, ...] = tuple(BILLED_BY)
     chip_config: str = ""
