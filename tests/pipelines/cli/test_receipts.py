@@ -33,11 +33,11 @@ def test_receipts_are_added_once_and_listed_with_the_intervals_that_follow(call,
     lines = [" ".join(line.split()) for line in added.stdout.splitlines()]
     assert "aaaaaaaa v5e-8 9,990 10.0 ms (8.70–15.4) 13.0 ms 1.30 3.00 GiB 3.33 min $0.60" in lines
     (own,) = [line for line in lines if line.endswith("2 runs of this program, 1 of others")]
-    assert own.startswith("aaaaaaaa v5e-8 1.30 (1.12–1.40)")
+    assert own.startswith("aaaaaaaa v5e-8 1.30 (1.09–1.40)")
     shown = json.loads(call("--json").stdout)
     assert len(shown["receipts"]) == 3
     (interval,) = [each for each in shown["intervals"] if each["own_runs"] == 2]
-    assert 1.1 < interval["low"] < 1.3 < interval["high"] < 1.5
+    assert 1.05 < interval["low"] < 1.3 < interval["high"] < 1.5
 
 
 def test_run_that_says_nothing_is_listed_with_the_reason(call, tmp_path):

@@ -26,7 +26,7 @@ NOISES = (0.01, 0.02, 0.035, 0.06, 0.1, 0.18)
 # Between publishers, the share is 0.2 to 0.3.
 PROJECT_SHARES = {0.1: 0.25, 0.25: 0.35, 0.5: 0.2, 0.75: 0.1, 0.9: 0.1}
 # Spread of the project's programs, relative to the published spread, and its weight before any receipt.
-SCALES = {0.35: 0.05, 0.5: 0.1, 0.7: 0.15, 1.0: 0.4, 1.4: 0.3}
+SCALES = {0.35: 0.05, 0.5: 0.1, 0.7: 0.15, 1.0: 0.4, 1.4: 0.2, 2.0: 0.1}
 _BISECTIONS = 50
 
 
