@@ -1,8 +1,8 @@
 """Estimates the time of a step and of an epoch from the cost of a compiled program.
 
 The time of an operation is the compiler's estimate of its cycles, but never less than the chip needs for its arithmetic
-and its memory traffic. On v4, operations without matrix products are assumed to take less time than the compiler says:
-see `seconds_of`. Copies to on-chip memory overlap with the operations, but a step never takes less time than the memory
+and its memory traffic. On v4, other operations than products are assumed to take less time than the compiler says: see
+`seconds_of`. Copies to on-chip memory overlap with the operations, but a step never takes less time than the memory
 traffic of its operations and copies. No parameter is fitted. Communication is assumed to go around a ring of the
 slice's links, and between slices to use the whole bandwidth of the data-centre network. No overlap with computation is
 assumed, so the time of communication within a slice is an upper bound.
@@ -138,11 +138,10 @@ def seconds_of(operation: OperationCost, generation: Generation) -> float:
     - the time of the rows that a scatter adds one after the other
     - the shortest possible time of the steps of a kernel's grid
 
-    On v4, the compiler keeps arrays in the chip's common memory (CMEM), but its schedule counts them no less than
-    arrays in main memory. For 1,024 float32 values, an elementwise operation takes 28 cycles of a TensorCore from CMEM
-    to CMEM, and 19 from main memory to main memory (libtpu 0.0.50.1). So for operations without matrix products, the
-    time in the schedule is an upper bound, and the time to move the bytes is a lower bound: their mean is used instead
-    of the former.
+    On v4, the schedule is too long for operations that neither multiply matrices nor index. It counts a result that
+    stays in the chip's common memory (CMEM) more than one that goes to main memory: for 1,024 float32 values, 28
+    instead of 19 cycles of a TensorCore (libtpu 0.0.50.1). The mean of the time in the schedule and the time to move
+    the bytes is used instead.
     """
     share = KERNEL_SHARES.get(operation.kind, 1.0) * operation.filled
     scheduled = operation.cycles / generation.clock_hz
