@@ -1,11 +1,11 @@
 """Estimates the time of a step and of an epoch from the cost of a compiled program.
 
 The time of an operation is the compiler's estimate of its cycles, but never less than the chip needs for its arithmetic
-and its memory traffic. On v4, other operations than products are assumed to take less time than the compiler says: see
-`seconds_of`. Copies to on-chip memory overlap with the operations, but a step never takes less time than the memory
-traffic of its operations and copies. No parameter is fitted. Communication is assumed to go around a ring of the
-slice's links, and between slices to use the whole bandwidth of the data-centre network. No overlap with computation is
-assumed, so the time of communication within a slice is an upper bound.
+and its memory traffic. For some operations on v4, the compiler's estimate is too long: see `seconds_of`. Copies to
+on-chip memory overlap with the operations, but a step never takes less time than the memory traffic of its operations
+and copies. The constants below say where they come from; none was found by regression. Communication is assumed to go
+around a ring of the slice's links, and between slices to use the whole bandwidth of the data-centre network. No overlap
+with computation is assumed, so the time of communication within a slice is an upper bound.
 
 `python -m tests.evidence.benchmarks.whole_steps` compares the estimates with published step times, each with its
 source, and derives intervals. A test compares the intervals in this module with the derived intervals.
@@ -96,7 +96,7 @@ class Accuracy:
             else f"; {self.held_out} of {self.estimates} held-out times were inside this range"
         )
         return (
-            f"nine of ten steps should take {low:.2g} to {high:.2g} times the estimate, judging by {self.steps} "
+            f"nine of ten steps should take {low:.2f} to {high:.2f} times the estimate, judging by {self.steps} "
             f"published times of {self.programs} programs with similar use of the matrix units{tested}"
         )
 
@@ -138,10 +138,10 @@ def seconds_of(operation: OperationCost, generation: Generation) -> float:
     - the time of the rows that a scatter adds one after the other
     - the shortest possible time of the steps of a kernel's grid
 
-    On v4, the schedule is too long for operations that neither multiply matrices nor index. It counts a result that
-    stays in the chip's common memory (CMEM) more than one that goes to main memory: for 1,024 float32 values, 28
-    instead of 19 cycles of a TensorCore (libtpu 0.0.50.1). The mean of the time in the schedule and the time to move
-    the bytes is used instead.
+    On v4, the compiler overestimates operations that neither multiply matrices nor index: it counts more cycles for a
+    result that stays in the chip's common memory (CMEM) than for one that is written to main memory (28 instead of 19
+    for 1,024 float32 values on a TensorCore, libtpu 0.0.50.1). For these operations, the mean of the time in the
+    schedule and the time to move the bytes replaces the former.
     """
     share = KERNEL_SHARES.get(operation.kind, 1.0) * operation.filled
     scheduled = operation.cycles / generation.clock_hz

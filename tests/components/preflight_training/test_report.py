@@ -195,8 +195,8 @@ def test_text_ends_with_what_the_figures_rest_on():
     assert f"prices {_KIND} (2026-08-22); https://cloud.google.com" in _squeeze(text)
     assert "Nothing was run on a TPU" in _squeeze(text)
     assert (
-        "nine of ten steps should take 0.8 to 1.2 times the estimate, judging by 24 published times of 4 programs with "
-        "similar use of the matrix units"
+        "nine of ten steps should take 0.80 to 1.20 times the estimate, judging by 24 published times of 4 programs "
+        "with similar use of the matrix units"
     ) in _squeeze(text)
     assert INTERVALS in _squeeze(text)
     assert "TensorFlow" not in text
@@ -238,7 +238,7 @@ def test_text_compares_machines_row_by_row():
     assert text.startswith("cifar10_cnn (jax, mixed_bfloat16, 128 examples per replica): 2 of 5 machines pass\n")
     assert _line(text, "v5e-8") == "fits 3.00/12.00 ≤34,225 1.00 0.200 11% 0.279 82% 11.04 0.0074 44.16"
     assert _line(text, "v6e-8").startswith("refused 3.00/12.00")
-    assert "should take 0.8 to 1.2 times the estimate" in _squeeze(text)
+    assert "should take 0.80 to 1.20 times the estimate" in _squeeze(text)
     assert _line(text, "v2-8") == "does not compile ?/12.00 ?" + 8 * " –"
     assert _line(text, "v3-8") == "does not fit ?/12.00 96" + 8 * " –"
 

@@ -108,8 +108,8 @@ class Block:
         query_latent: Features of a token that queries are projected from; 0 for all of them.
         rotated: With `latent`, the features of queries and keys beside `head_dim`, which alone are rotated; all heads
             share those of a key.
-        relative: Buckets of distances, each with a learned bias that is added to scores, as in T5. For naive attention
-            only.
+        relative: Number of buckets of distances, each with a learned bias that is added to the scores, as in T5; 0 for
+            none. Only for naive attention.
         parallel: Whether attention and the feed-forward part read the same normalised input, as MaxText's did in 2023.
         gate: Whether a product of the input gates what attention gives.
         post_norm: Whether each part's output is normalised too, as Gemma's.
@@ -272,7 +272,7 @@ def naive(
 ) -> jax.Array:
     """Attention that writes the scores of all pairs of tokens.
 
-    `biases` are those of the distances, for each head; see `Block.relative`.
+    `biases` has the shape (heads, buckets); see `Block.relative`.
     """
     groups = block.heads // block.keys
     q = q.reshape(*q.shape[:2], block.keys, groups, q.shape[-1])
@@ -294,7 +294,7 @@ def naive(
 
 
 def _of_distances(biases: jax.Array, queries: int, keys: int) -> jax.Array:
-    """The bias of each pair of tokens: half of the buckets for one distance each, the others growing up to 128."""
+    """The bias of each pair of tokens, as in T5: half of the buckets hold one distance each, the others up to 128."""
     buckets = biases.shape[1]
     exact = buckets // 2
     distances = np.maximum(np.arange(queries)[:, None] - np.arange(keys), 0)
@@ -638,8 +638,8 @@ def train(
     `kind` is the type of the weights that `loss` gets where they are not divided.
 
     Raises:
-        ValueError: If one group of layers stands for several: the compiler leaves no loop of it, whose length could be
-            changed.
+        ValueError: If one group of layers stands for several. The compiler unrolls a loop of one step, so its length
+            cannot be changed.
     """
     if depths[0] == 1 < depths[1]:
         raise ValueError(f"At least two of {depths[1]} groups of layers must be compiled, got one.")
