@@ -93,10 +93,11 @@ def _decode(keys: jax.Array, values: jax.Array, key: jax.Array, value: jax.Array
 
 def print_operations(machine: str) -> None:
     """Print the estimated times of the operations on one device of a machine."""
-    generation = tpu_slice(machine).generation
+    whole = tpu_slice(machine)
+    generation = whole.generation
     for one in operations():
         report = tp.preflight_step(
-            one.function, *one.arguments, machine=machine, platform=generation.targets[-1], donate_argnums=one.donated
+            one.function, *one.arguments, machine=machine, platform=whole.targets[0], donate_argnums=one.donated
         )
         if report.step is None:
             print(f"{machine:<8}{one.name:<24}  {report.verdict.replace('_', ' ')}", flush=True)
