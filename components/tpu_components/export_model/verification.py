@@ -113,7 +113,7 @@ def choose_examples(path: Path, count: int) -> np.ndarray:
 
 
 def most_disagreeing(count: int, compared: int, disagreeing: int) -> int:
-    """Return an upper bound on the number of examples on which an exported format and its model disagree.
+    """Return an upper bound on the number of examples that an exported model predicts differently from the original.
 
     The bound holds for all examples with 95% confidence. It is computed from a random sample, and is exact, by the
     hypergeometric distribution.

@@ -141,7 +141,7 @@ def seconds_of(operation: OperationCost, generation: Generation) -> float:
     On v4, the compiler overestimates operations that neither multiply matrices nor index: it counts more cycles for a
     result that stays in the chip's common memory (CMEM) than for one that is written to main memory (28 instead of 19
     for 1,024 float32 values on a TensorCore, libtpu 0.0.50.1). For these operations, the mean of the time in the
-    schedule and the time to move the bytes replaces the former.
+    schedule and the time to move the bytes is used in place of the time in the schedule.
     """
     share = KERNEL_SHARES.get(operation.kind, 1.0) * operation.filled
     scheduled = operation.cycles / generation.clock_hz

@@ -1,6 +1,6 @@
 """The server process.
 
-It listens while it loads the model. When it stops, it answers the requests in progress first.
+The server already listens while it loads the model. Before it stops, it answers the requests in progress.
 """
 
 import asyncio

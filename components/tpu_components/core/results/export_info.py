@@ -175,7 +175,7 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
     def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of `ExportInfo` from a file of any version.
 
-        Files of the first version name no task, because all models were image classifiers.
+        Files of the first version do not name a task: all models were image classifiers then.
         """
         task = typed_values.read(raw.get("task", CLASSIFICATION), Annotated[str, tuple(TASKS)], "task")
         judged = min((name for name in raw if name.startswith(_TRAINED)), default="").removeprefix(_TRAINED)
